@@ -162,8 +162,8 @@ def _read_files(spark: SparkSession, options: Namespace) -> DataFrame:
                 .load(options.input)
                 .schema
             )
-            if options.format == "csv":
-                _refuse_alike(spark.read.options(**settings), options, schema)
+            if options.format != "parquet":
+                _refuse_alike(spark.read.options(**settings).format(options.format), options, schema)
         except (PySparkException, Py4JJavaError) as error:
             raise ConfigError(
                 f"{options.input}: no {options.format} files are there whose columns could be read, or one cannot be read, or has a column "
@@ -193,25 +193,29 @@ def _settings(options: Namespace) -> dict[str, Any]:
 
 
 def _refuse_alike(reader: DataFrameReader, options: Namespace, schema: StructType) -> None:
-    """Raise ConfigError where ids that differ in the files are one number, as 007 and 7: the relay would take one row for the other's repeat."""
+    """Raise ConfigError where ids that differ in the files are read as one, as 007 and 7 are one number, and 10:00Z and 11:00+01:00 one time.
+
+    The relay would take one row for the other's repeat.
+    """
     from pyspark.sql import functions as sql  # noqa: PLC0415 - needs PySpark
-    from pyspark.sql.types import NumericType, StringType, StructField, StructType  # noqa: PLC0415 - needs PySpark
+    from pyspark.sql.types import AtomicType, StringType, StructField, StructType  # noqa: PLC0415 - needs PySpark
 
     ids = options.id.split(",")
-    numbers = [field for field in schema if field.name in ids and isinstance(field.dataType, NumericType)]
-    if not numbers or not {*ids} <= {*schema.names}:
+    found = [field for field in schema if field.name in ids and isinstance(field.dataType, AtomicType) and not isinstance(field.dataType, StringType)]
+    if not found or not {*ids} <= {*schema.names}:
         return  # that a column is missing is said with the others
-    texts = reader.schema(StructType([StructField(one.name, StringType()) if one in numbers else one for one in schema])).csv(options.input)
-    read = {field.name: _column(field.name).try_cast(field.dataType) for field in numbers}
+    texts = reader.schema(StructType([StructField(one.name, StringType()) if one in found else one for one in schema])).load(options.input)
+    # What a cast does not take as the reader does stays as it is written: unlike all others.
+    read = {one.name: sql.coalesce(_column(one.name).try_cast(one.dataType).cast("string"), _column(one.name)) for one in found}
     written = sql.to_json(sql.array(*(_column(name).cast("string") for name in ids)))
-    called = sql.to_json(sql.array(*(read.get(name, _column(name)).cast("string") for name in ids)))
+    called = sql.to_json(sql.array(*(read.get(name, _column(name).cast("string")) for name in ids)))
     if texts.where(written != called).isEmpty():
         return  # each is written as it will be called, and nothing needs to be sorted
     alike = texts.groupBy(called.alias("called")).agg(sql.min(written).alias("one"), sql.max(written).alias("other")).where("one <> other").head()
     if alike is not None:
         raise ConfigError(
-            f"--id {options.id}: rows with {alike.one} and {alike.other} would both be called {alike.called}, as numbers, and one of them be lost "
-            "as the other's repeat; give --schema, with these columns as string"
+            f"--id {options.id}: rows with {alike.one} and {alike.other} would both be called {alike.called}, as Spark reads them, and one of them "
+            "be lost as the other's repeat; give --schema, with these columns as string"
         )
 
 

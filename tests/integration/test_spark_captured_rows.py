@@ -105,11 +105,15 @@ def test_what_cannot_be_read_is_one_sentence(spark: Any, tmp_path: Path, form: s
     ([f"{'1' * 40},a", f"{'1' * 39}2,a"], None, "would both be called"),
     (["007,a", "7,b", "8,b", "8,b"], None, None),
     (["007,a", "7,a"], "`item.no` string, shop string", None),
+    (["2026-01-01T00:00:00.123456789,a", "2026-01-01T00:00:00.123456788,a"], None, r'would both be called \["2026-01-01 00:00:00.123456","a"\]'),
+    (["2026-03-29,a", "2026-03-29 00:00:00,a"], None, "would both be called"),
+    (["TRUE,a", "true,a"], None, r'would both be called \["true","a"\]'),
+    (["2026-01-01T00:00:00Z,a", "2026-01-01T00:00:00.000001Z,a", "2026-01-01T00:00:00Z,b"], None, None),
 ])  # fmt: skip
 def test_ids_that_differ_in_a_file_are_never_one(
     spark: Any, tmp_path: Path, rows: list[str], schema: str | None, refused: str | None
 ) -> None:
-    """Spark takes them for numbers: the second row was a repeat of the first, and dropped by the relay."""
+    """Spark takes them for numbers, times or truths: the second row was a repeat of the first, and dropped by the relay."""
     (tmp_path / "drop.csv").write_text("\n".join(["item.no,shop", *rows]), "utf-8")
     given = ("--id", "item.no,shop", *(("--schema", schema) if schema else ()))
 
@@ -118,6 +122,15 @@ def test_ids_that_differ_in_a_file_are_never_one(
             captured(spark, tmp_path, *given)
     else:
         assert len({row.id for row in captured(spark, tmp_path, *given)}) == len({*rows})
+
+
+def test_ids_of_json_that_one_double_stands_for_are_refused(spark: Any, tmp_path: Path) -> None:
+    """A double has some 16 of their digits, and of the two rows one was dropped by the relay."""
+    (tmp_path / "drop.json").write_text('{"n": 0.12345678901234567891}\n{"n": 0.12345678901234567892}\n', "utf-8")
+
+    with pytest.raises(ConfigError, match="would both be called"):
+        captured(spark, tmp_path, "--format", "json", "--id", "n")
+    assert len({row.id for row in captured(spark, tmp_path, "--format", "json", "--id", "n", "--schema", "n string")}) == 2
 
 
 def test_the_rows_of_a_table_are_counted_as_they_are_captured(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
