@@ -9,6 +9,7 @@ or a decimal admits any of it, so only values of those are walked before they ar
 from __future__ import annotations
 
 from collections.abc import Mapping
+from decimal import MAX_PREC
 from typing import Any, Final, NamedTuple
 
 from relay.message.errors import MessageRejected
@@ -25,8 +26,11 @@ _BYTES_OF: Final = {"null": 0, "boolean": 1, "float": 4, "double": 8}
 _NUMBERS: Final = frozenset({"int", "long", "enum"})
 
 
-def check(value: bytes, start: int, schema: Any) -> None:
-    """Raise MessageRejected if a value, from ``start`` on, is beyond the bounds or no value of its writer's schema."""
+def check(value: bytes, start: int, schema: Any) -> Any:
+    """Raise MessageRejected if a value, from ``start`` on, is beyond the bounds or no value of its writer's schema.
+
+    Return that schema as fastavro is to read by it: one whose decimals keep all digits that they have.
+    """
     try:
         known = _known.get(id(schema)) or _look_at(schema)
         if known.is_unbounded or (known.has_decimal and len(value) - start > DECIMAL_BYTES_MAX):
@@ -39,6 +43,7 @@ def check(value: bytes, start: int, schema: Any) -> None:
         raise MessageRejected(
             "decode", "not_avro", "the value is not one Avro record of the schema it is read with"
         ) from None
+    return known.exact
 
 
 Names = Mapping[str, Any]
@@ -52,6 +57,7 @@ class _Known(NamedTuple):
     names: Names
     is_unbounded: bool
     has_decimal: bool
+    exact: Any
 
 
 _known: Final[dict[int, _Known]] = {}
@@ -142,8 +148,18 @@ def _look_at(schema: Any) -> _Known:
     if len(_known) >= _SCHEMAS_KEPT:
         _known.clear()
     is_unbounded, has_decimal = _is_unbounded(schema, names, (), set()), _has_decimal(schema, names, set())
-    known = _known[id(schema)] = _Known(schema, names, is_unbounded, has_decimal)
+    known = _known[id(schema)] = _Known(schema, names, is_unbounded, has_decimal, _exact(schema))
     return known
+
+
+def _exact(schema: Any) -> Any:
+    """Return a schema whose decimals have room for every digit: fastavro rounds to the precision, though not all writers hold to it."""
+    if isinstance(schema, list):
+        return [_exact(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {name: _exact(one) for name, one in schema.items()}
+    return found | {"precision": MAX_PREC} if _is_decimal(schema) else found
 
 
 def _add_names(schema: Any, names: dict[str, Any]) -> None:

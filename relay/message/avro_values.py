@@ -196,7 +196,7 @@ def _is_kept(given: Any, found: Any) -> bool:
 
 def read_record(value: bytes, start: int, written: Any, wanted: Any) -> Any:
     """Read one record that ends where the value ends, in the terms of the schema wanted, if one is; raises MessageRejected."""
-    avro_bounds.check(value, start, written)
+    written = avro_bounds.check(value, start, written)
     buffer = io.BytesIO(value)
     buffer.seek(start)
     try:

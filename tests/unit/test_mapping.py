@@ -384,3 +384,13 @@ class TestAvroBounds:
         fastavro.schemaless_writer(buffer, fastavro.parse_schema(plain), {"total": b"\x7f" * size})
         found = TableMapping({"x": "avro:total"}, path).map([message(buffer.getvalue())], tuples)
         assert [fault.code for fault in found.faults.values()] == ["too_large"] * (size > 1000)
+
+    @pytest.mark.parametrize("kind", ["bytes", "fixed"])
+    def test_a_decimal_keeps_the_digits_that_it_has_beyond_its_schemas(self, tmp_path: Path, kind: str) -> None:
+        """Not every writer holds to the precision: what cost 1234.56 came as 1235."""
+        stored: dict[str, Any] = {"type": "bytes"} if kind == "bytes" else {"type": "fixed", "name": "F", "size": 3}
+        decimal = {**stored, "logicalType": "decimal", "precision": 4, "scale": 2}
+        path = tmp_path / "order.avsc"
+        path.write_bytes(orjson.dumps({"type": "record", "name": "Order", "fields": [{"name": "total", "type": ["null", decimal]}]}))
+        raw = b"\x02" + b"\x06" * (kind == "bytes") + (123456).to_bytes(3, "big")
+        assert one("avro:total", message(raw), path) == Decimal("1234.56")
