@@ -212,6 +212,8 @@ def _joined(extra: Sequence[Mapping[str, Any] | None] | None, own: Headers, weak
         return own
     firm = {name for name, _ in own if name not in weak}
     named = [(one["key"], one["value"]) for one in extra if one is not None and one["key"] is not None]
+    if (cut := next((name for name, _ in named if "\0" in name), None)) is not None:
+        raise ConfigError(f"column headers: {cut!r} is no name of a header: the client would cut it at the NUL; leave that out")
     theirs = [
         (name, value) for name, value in named
         if name not in firm and name not in _OURS and not (value is None and name in weak)

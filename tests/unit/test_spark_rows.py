@@ -99,6 +99,14 @@ def test_a_rows_header_that_no_queue_could_read_is_refused(name: str, value: byt
     assert ((name, None) in records[0][4]) == (name != "ce_id"), "a header without a value asks for nothing"
 
 
+def test_a_rows_header_whose_name_the_client_would_cut_is_refused() -> None:
+    """It cuts it at a NUL: this one stood behind the row's own capture, so that the row never counted."""
+    headers = pa.array([[{"key": "ce_relaycapture\0x", "value": b"f"}]], KIND)
+
+    with pytest.raises(ConfigError, match=r"column headers: 'ce_relaycapture\\x00x' is no name of a header"):
+        encoded({"value": ["x"], "headers": headers})
+
+
 def test_headers_of_a_row_that_are_null_or_without_a_name_are_left_out_and_those_without_a_value_replace_nothing() -> None:
     none = [{"key": name, "value": None} for name in ("ce_id", "ce_source", "ce_type", "note")]
     headers = pa.array([[None, {"key": None, "value": b"x"}, *none, {"key": "tenant", "value": b"t"}]], KIND)
