@@ -294,9 +294,10 @@ def _as_json(value: Column) -> Column:
     quoted = sql.to_json(sql.array(value))
     text = sql.substring(quoted, sql.lit(2), sql.length(quoted) - 2)
     # Spark reads one value and looks at nothing behind it ("42 apples"): so it reads on to what only this text can call the end.
+    # It also reads what is not UTF-8, as all JSON is.
     end = sql.sha2(value, 256)
     read = sql.try_parse_json(sql.concat(sql.lit("["), value, sql.lit(',"'), end, sql.lit('"]')))
-    is_json = sql.try_variant_get(read, "$[1]", "string") == end
+    is_json = sql.is_valid_utf8(value) & (sql.try_variant_get(read, "$[1]", "string") == end)
     return sql.when(value.isNull(), sql.lit("null")).when(is_json, value).otherwise(text)
 
 

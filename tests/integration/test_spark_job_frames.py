@@ -40,6 +40,15 @@ def test_what_only_begins_as_json_is_a_text_of_a_joined_message(spark: Any) -> N
     assert [json.loads(one) for one in found] == texts + [json.loads(one) for one in values]
 
 
+def test_what_is_not_utf8_leaves_a_joined_message_json(spark: Any) -> None:
+    """JSON in Latin-1 stood in it as it was: nobody could read the other topics' parts either."""
+    frame = spark.createDataFrame([('{"name": "Müller"}'.encode("latin-1"),), ('{"name": "Müller"}'.encode(),)], "value binary")
+
+    found = [bytes(row[0]) for row in frame.select(_as_json(functions.col("value").cast("string")).cast("binary")).collect()]
+
+    assert [json.loads(one) for one in found] == ['{"name": "M\ufffdller"}', {"name": "Müller"}]
+
+
 def test_a_pointer_finds_what_json_pointers_find(spark: Any) -> None:
     value = {"a/b": 1, "~": 2, "d.e": 3, "items": [4, {"x": 5}], "n": {"0": 6}}
     frame = spark.createDataFrame([(json.dumps(value),)], "value string")
