@@ -107,6 +107,10 @@ class Substitution:
         path = self.folder / name
         try:
             facts = path.stat()
+            if stat.S_ISFIFO(facts.st_mode):
+                problem = "it is a pipe, which is read once, and whoever opens it may wait for ever"
+                self._wrong(key, text, problem, "name a file, which each process reads for itself")
+                return ""
             if facts.st_size > _FILE_BYTES_MAX:
                 self._wrong(
                     key, text, "the file is larger than 1 MiB", "name the file that holds the value only"

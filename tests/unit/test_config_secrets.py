@@ -95,6 +95,15 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     assert "it is a pipe" in fault.problem
 
 
+@pytest.mark.timeout(20)
+def test_a_secret_in_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "url")
+
+    (fault,) = faults_of(BASE.replace("sqlite:///shop.db", "${file:url}"), tmp_path)
+
+    assert (fault.key, "it is a pipe" in fault.problem) == ("resources.shop.url", True)
+
+
 def test_the_token_of_clients_is_a_file_beside_the_configuration(tmp_path: Path) -> None:
     lines = '"security.protocol" = "sasl_ssl"\n"sasl.mechanism" = "OAUTHBEARER"\ntoken_file = "token"'
     text = BASE.replace(':9092"', f':9092"\n{lines}')
