@@ -30,7 +30,7 @@ from relay.config.route_rules import RESERVED_ROUTES, route_faults
 from relay.config.routes import Destined, destination_model, name_rule
 from relay.config.substitution import Substitution
 from relay.config.timing import timing_faults
-from relay.kafka.settings import BEARER_FILE, Refusal, contradictions, may_be_shown, refusals
+from relay.kafka.settings import BEARER_FILE, MACHINES_OWN, Refusal, contradictions, may_be_shown, refusals
 from relay.message.limits import raise_limit
 
 SECTIONS: Final = ("relay", "kafka", "resources", "queues", "routes", "registry", "timing")
@@ -134,7 +134,7 @@ class _Reading:
         refused = list(refusals(settings, allow_plaintext=allow_plaintext))
         known = {refusal.key for refusal in refused} | {key.removeprefix("kafka.") for key in self.unresolved}
         for key in [key for key in settings if (key.endswith(".location") or key == BEARER_FILE) and key not in known]:
-            if settings[key] == _PROBED:
+            if settings[key] == MACHINES_OWN:
                 continue
             path = self.folder / settings[key]
             settings[key] = str(path)
@@ -306,10 +306,6 @@ class _Reading:
             else:
                 return None
         return found
-
-
-_PROBED: Final = "probe"
-"""Not a path: librdkafka looks for the machine's own authorities then."""
 
 
 def _unreadable(path: Path) -> str | None:

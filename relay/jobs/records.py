@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from relay.kafka.scan import Scan
-from relay.kafka.settings import mechanism
+from relay.kafka.settings import MACHINES_OWN, mechanism
 from relay.kafka.topics import Topics
 from relay.message.errors import ConfigError, Unreachable
 from relay.message.record import TOPIC_REMEDY, LogPartition, is_topic_name
@@ -41,8 +41,10 @@ def java_settings(kafka: Mapping[str, str]) -> dict[str, str]:
         found["security.protocol"] = protocol
     if protocol.startswith("SASL"):
         found |= _sasl(kafka)
-    if "ssl.ca.location" in kafka:
-        found |= {"ssl.truststore.type": "PEM", "ssl.truststore.location": kafka["ssl.ca.location"]}
+    if (authorities := kafka.get("ssl.ca.location", MACHINES_OWN)) != MACHINES_OWN:
+        if Path(authorities).is_dir():
+            raise ConfigError(f"kafka.ssl.ca.location = {authorities} is a folder, which is not taken over to Spark; name one file of certificates.")
+        found |= {"ssl.truststore.type": "PEM", "ssl.truststore.location": authorities}
     if "ssl.ca.pem" in kafka:
         found |= {"ssl.truststore.type": "PEM", "ssl.truststore.certificates": kafka["ssl.ca.pem"]}
     chain, key = (_pem(kafka, f"ssl.{one}") for one in ("certificate", "key"))

@@ -59,6 +59,8 @@ _SECURITY: Final = ("plaintext", "ssl", "sasl_plaintext", "sasl_ssl")
 _MECHANISMS: Final = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
 BEARER_FILE: Final = "token_file"
 """The relay's own: where the token for OAUTHBEARER is read, again and again (``relay.kafka.bearer``)."""
+MACHINES_OWN: Final = "probe"
+"""No path of ``ssl.ca.location``: the client looks for the machine's own authorities then."""
 
 ALLOWED: Final[Mapping[str, Allowed]] = {
     "bootstrap.servers": _TEXT,

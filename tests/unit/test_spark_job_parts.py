@@ -68,6 +68,15 @@ def test_a_setting_without_a_counterpart_is_refused(given: dict[str, str]) -> No
         java_settings({"bootstrap.servers": "a:1", **given})
 
 
+def test_authorities_of_the_machine_are_the_jvms_own_and_a_folder_of_them_is_refused(tmp_path: Path) -> None:
+    """Of a broker that is there it was said that it cannot be used: the JVM took both for a file."""
+    given = {"bootstrap.servers": "a:1", "security.protocol": "ssl"}
+
+    assert java_settings({**given, "ssl.ca.location": "probe"}) == {"bootstrap.servers": "a:1", "security.protocol": "SSL"}
+    with pytest.raises(ConfigError, match=r"ssl\.ca\.location .*is a folder"):
+        java_settings({**given, "ssl.ca.location": str(tmp_path)})
+
+
 def test_what_is_archived_never_goes_back() -> None:
     first = ArchivedUpTo("shop.journal", b"\x01\x02").advanced_by({0: 10, 1: 5})
 
