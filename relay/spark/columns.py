@@ -38,14 +38,14 @@ def kafka_columns(
     """
     attributes = {
         "ce_specversion": sql.lit("1.0"),
-        "ce_id": named(_column(id)),
+        "ce_id": named(_column(id).cast("string")),
         "ce_source": _literal(source),
         "ce_type": _literal(type),
         "ce_subject": _optional(subject),
         "ce_time": None if time is None else utc_text(df, time),
         "content-type": None if content_type is None else _literal(content_type),
     }
-    identifier = _column(id).cast("binary")
+    identifier = _column(id).cast("string").cast("binary")  # of a number itself Spark would take the bytes
     given = identifier if key is None else _column(key).cast("binary")
     placed = sql.coalesce(given, identifier)
     columns = [

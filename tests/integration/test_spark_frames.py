@@ -150,6 +150,18 @@ def test_a_small_file_is_kept_in_the_place_of_the_one_before(spark: Any, tmp_pat
     assert not [one.name for one in path.parent.iterdir() if one.name.endswith(".new")]
 
 
+@pytest.mark.parametrize("ansi", ["true", "false"])
+def test_an_id_that_is_a_number_is_written_as_its_digits(spark: Any, ansi: str) -> None:
+    """Spark refused it, or without ANSI wrote its four bytes, of which the zeros are refused by queues and databases."""
+    spark.conf.set("spark.sql.ansi.enabled", ansi)
+    try:
+        rows = kafka_columns(spark.sql("select 7 as id, 'v' as value"), id="id", source="/s", type="t").collect()
+    finally:
+        spark.conf.unset("spark.sql.ansi.enabled")
+
+    assert (bytes(rows[0].key), {one.key: bytes(one.value) for one in rows[0].headers}["ce_id"]) == (b"7", b"7")
+
+
 def test_a_row_without_a_key_lies_where_its_id_says(spark: Any) -> None:
     """Anywhere else its repeat would be no repeat to the relay."""
     rows = spark.createDataFrame([("a", "k", "1"), ("b", None, "2")], "id string, key string, value string")
