@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
 from itertools import chain, groupby
@@ -201,7 +202,8 @@ class CheckpointStore:
         identity = Identity(*self._names, partition)
         index, loaded = self._load(identity)
         if self._watermarks is not None and loaded.first is not None:
-            stale = _staleness(loaded, *self._watermarks(partition))
+            with _closed_on_failure(index):
+                stale = _staleness(loaded, *self._watermarks(partition))
             if stale:
                 self.forget(index)
                 loaded = Loaded(0, None, stale)
@@ -267,10 +269,21 @@ class CheckpointStore:
                 reason = str(error)
             _remove(place)
         index = open_index(self._directory, partition, self._budget)
-        loaded = file.load(index)
+        with _closed_on_failure(index):
+            loaded = file.load(index)
         return index, loaded if loaded.reason or not reason else replace(
             loaded, reason=f"{place.name}: {reason}"
         )
+
+
+@contextmanager
+def _closed_on_failure(index: DedupIndex) -> Iterator[None]:
+    """Whoever tries again opens another one: what this one has charged to the budget would count for ever."""
+    try:
+        yield
+    except Exception:
+        index.close()
+        raise
 
 
 def _remove(place: Path) -> None:

@@ -373,3 +373,28 @@ def test_a_useless_database_that_cannot_be_removed_is_waited_for(tmp_path: Path,
 
     index, _ = store(tmp_path).load(0)
     assert not index.is_on_disk
+
+
+@pytest.mark.parametrize(
+    ("budget", "what"),
+    [(25, "relay.monitor.checkpoint._staleness"), (15, "relay.monitor.rows_on_disk.DiskRows._open")],
+    ids=["the monitor's leader is away", "no place on disk"],
+)
+def test_an_index_that_is_opened_in_vain_counts_for_nothing(tmp_path: Path, budget: int, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker tries again for as long as it takes: what all its tries had counted moved indexes to disk that had room in memory."""
+    saved(tmp_path)
+    one = store(tmp_path, budget=budget)
+
+    def away(*_: object) -> None:
+        raise Unreachable("away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(what, away)
+        for _ in range(3):
+            with pytest.raises(Unreachable, match="away"):
+                one.load(0)
+
+    assert one._budget.used == 0
+    index, loaded = one.load(0)
+    assert (index.is_on_disk, loaded.position, names_in(index)) == (budget < len(EXPECTED), 50, EXPECTED)
+    one.close(index)
