@@ -18,9 +18,11 @@ from relay.control.status import PartitionView, RouteView
 from relay.control.status_reading import StatusReader
 from relay.delivery.compaction import why_untold
 from relay.delivery.evidence_reading import ProvenOffsets, decoded
+from relay.delivery.stamped_outputs import outputs_of
+from relay.delivery.unshown import Outputs
 from relay.kafka import settings
 from relay.kafka.reading import PartitionReader
-from relay.kafka.topics import Topics
+from relay.kafka.topics import VISIBLE_S, TopicFacts, Topics
 from relay.message.errors import Stopped, Unreachable
 from relay.message.record import LogPartition
 from relay.monitor.entries import Begin, Page
@@ -177,23 +179,23 @@ class InDoubtReader:
     def doubts(self, route: RouteConfig, view: RouteView) -> list[Doubt]:
         """Return the deliveries in doubt of a topic route, from its monitor."""
         positions = {LogPartition(p.topic, p.partition): p.position or 0 for p in view.partitions}
+        assert isinstance(route.to, TopicDestination)
         topic = self.config.monitor_topic(route.name)
         facts = self._topics.describe([topic], settings=False)
         if topic not in facts:
             self.notes.append(f"topic {topic} does not exist; run `relay migrate`")
             return []
         proven = ProvenOffsets(positions)
-        assert isinstance(route.to, TopicDestination)
         lags = kept(self._topics, route.to.topic)
         attempts = [
             attempt
             for number in range(facts[topic].partitions)
-            for attempt in self._attempts(LogPartition(topic, number), proven, lags)
+            for attempt in self._attempts(LogPartition(topic, number), proven, lags, route.to.topic)
         ]
         return in_doubt(positions, attempts, proven.found)
 
     def _attempts(
-        self, monitor: LogPartition, proven: ProvenOffsets, lags: Mapping[str, float]
+        self, monitor: LogPartition, proven: ProvenOffsets, lags: Mapping[str, float], output: str
     ) -> Iterator[Attempt]:
         """Fold one monitor partition twice: what was begun, and of it what counts."""
         begun: dict[bytes, tuple[int, int, Begin]] = {}
@@ -215,14 +217,19 @@ class InDoubtReader:
             if not fold.is_ended(begin.instance, begin.n):
                 why = Why.OPEN if offset >= stable else Why.ABORTED
                 if why is Why.ABORTED and (begin.instance, begin.n) in visible:
-                    why = self._of_torn(begin, fold.pending(begin.instance, begin.n), lags)
+                    why = self._of_torn(begin, fold.pending(begin.instance, begin.n), lags, output)
                 yield Attempt(begin, since, why)
 
-    def _of_torn(self, begin: Begin, pages: list[Page], lags: Mapping[str, float]) -> Why:
-        gone = any(
-            self.reader.watermarks(LogPartition(one.topic, one.partition))[0] > one.offset for one in begin.outputs
-        )
+    def _of_torn(self, begin: Begin, pages: list[Page], lags: Mapping[str, float], output: str) -> Why:
+        """The owner judges by the same: what one leaves to a person the other must let a person decide."""
+        gone = isinstance(outputs_of(begin, self._today(output), self.reader), str)
         return Why.UNREADABLE if gone or why_untold(self.reader, begin, pages, lags) else Why.UNSEALED
+
+    def _today(self, output: str) -> Outputs:
+        letters = self.config.deadletter_topic
+        facts = self._topics.describe([output, letters], settings=False, wait_s=VISIBLE_S)
+        deads = frozenset(_places(facts, letters))
+        return Outputs([*_places(facts, output), *deads], deads, facts[output].topic_id if output in facts else b"")
 
     def _doubtful(self, route: RouteConfig, doubt: Doubt) -> Item:
         subject = of_offsets(Kind.DELIVERY, route.name, doubt.place, doubt.first, doubt.next)
@@ -308,6 +315,10 @@ class InDoubtReader:
         resolution = self.decided.about(subject)
         obeyed = resolution is not None and self.decided.is_obeyed(resolution)
         return Item(subject, route, why, resolution=resolution, obeyed=obeyed, **more)
+
+
+def _places(facts: Mapping[str, TopicFacts], topic: str) -> list[LogPartition]:
+    return [LogPartition(topic, number) for number in range(facts[topic].partitions if topic in facts else 0)]
 
 
 def _begins(reader: PartitionReader, monitor: LogPartition, span: tuple[int, int]) -> Iterator[tuple[int, int, Begin]]:

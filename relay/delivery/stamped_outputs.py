@@ -36,30 +36,37 @@ def what_shows(
     letters: Stamped = {}
     spans: dict[LogPartition, tuple[int, int]] = {}
     for key, begin in begins.items():
-        own: dict[LogPartition, tuple[int, int]] = {}
-        for output in begin.outputs:
-            partition = LogPartition(output.topic, output.partition)
-            is_there = today.has(partition, scanner)
-            low, high = scanner.watermarks(partition) if is_there else (0, 0)
-            if not is_there or low > output.offset or today.is_another(partition, begin):
-                is_now = "is another one by now, or no more" if low <= output.offset else f"starts at {low}, above {output.offset}"
-                shown[key] = (
-                    f"{partition.topic}[{partition.partition}] {is_now}: whether "
-                    f"transaction {begin.n} of {begin.transactional_id} left records there can no longer be told"
-                )
-                break
-            own[partition] = (output.offset, high)
-        else:
-            outputs[_stamp(begin)], letters[_stamp(begin)] = bytearray(), bytearray()
-            for partition, (first, high) in own.items():
-                before = spans.get(partition, (first, high))
-                spans[partition] = (min(first, before[0]), max(high, before[1]))
+        own = outputs_of(begin, today, scanner)
+        if isinstance(own, str):
+            shown[key] = own
+            continue
+        outputs[_stamp(begin)], letters[_stamp(begin)] = bytearray(), bytearray()
+        for partition, (first, high) in own.items():
+            before = spans.get(partition, (first, high))
+            spans[partition] = (min(first, before[0]), max(high, before[1]))
     for found, of_letters in ((outputs, False), (letters, True)):
         for records in reader.read({place: span for place, span in spans.items() if (place in today.deads) is of_letters}):
             for record in records:
                 gather_stamped(record, found)
     stamps = {key: _stamp(begin) for key, begin in begins.items() if key not in shown}
     return shown | {key: Visible(bytes(outputs[stamp]), bytes(letters[stamp])) for key, stamp in stamps.items()}
+
+
+def outputs_of(begin: Begin, today: Outputs, scanner: Reader) -> dict[LogPartition, tuple[int, int]] | str:
+    """Return where a transaction may have left records, up to the high watermarks, or why that cannot tell any more what it left."""
+    own: dict[LogPartition, tuple[int, int]] = {}
+    for output in begin.outputs:
+        partition = LogPartition(output.topic, output.partition)
+        is_there = today.has(partition, scanner)
+        low, high = scanner.watermarks(partition) if is_there else (0, 0)
+        if not is_there or low > output.offset or today.is_another(partition, begin):
+            is_now = "is another one by now, or no more" if low <= output.offset else f"starts at {low}, above {output.offset}"
+            return (
+                f"{partition.topic}[{partition.partition}] {is_now}: whether "
+                f"transaction {begin.n} of {begin.transactional_id} left records there can no longer be told"
+            )
+        own[partition] = (output.offset, high)
+    return own
 
 
 def _stamp(begin: Begin) -> tuple[bytes, bytes]:

@@ -116,22 +116,24 @@ def test_what_a_dead_worker_held_of_a_topic_that_its_route_reads_no_more_waits_f
     make_topics(kafka_admin, NewTopic(route.log, 1))  # for whoever made it, to delete
 
 
-def unreadable(route: TopicRoute, admin: AdminClient, *, compacted: bool) -> None:
-    """A transaction without a seal, whose outputs have left their topic, or may have been compacted away."""
+def unreadable(route: TopicRoute, admin: AdminClient, *, how: str) -> None:
+    """A transaction without a seal, whose outputs have left their topic, may have been compacted away, or lay in one that is no more."""
     publish(route.kafka, route.log, [(0, ce("/a", f"m-{n}"), b"v") for n in range(4)])
+    out = f"{route.out}-former" if how == "no more" else route.out
     begin = Begin(
-        "x", f"{route.name}.x", b"i" * 16, 1, -1, [InputRange(route.log, 0, 0, 4)], [OutputStart(route.out, 0, 0)]
-    )
+        "x", f"{route.name}.x", b"i" * 16, 1, -1, [InputRange(route.log, 0, 0, 4)], [OutputStart(out, 0, 0)],
+        output_id=b"o" * 16 if how == "a namesake" else b"",
+    )  # fmt: skip
     producer = Producer({"bootstrap.servers": route.kafka})
     key, value = encode(begin)
     producer.produce(f"{route.name}.main.monitor", value, key, 0)
-    if not compacted:
+    if how == "trimmed":
         producer.produce(route.out, b"what was there", partition=0)
     assert producer.flush(20) == 0
-    if not compacted:
+    if how == "trimmed":
         delete_below(admin, route.out, 1)
-        return
-    set_topic(admin, route.out, "cleanup.policy", "compact")
+    elif how == "compacted":
+        set_topic(admin, route.out, "cleanup.policy", "compact")
 
 
 def proofs(route: TopicRoute) -> dict[int, str | None]:
@@ -144,13 +146,13 @@ def proofs(route: TopicRoute) -> dict[int, str | None]:
     return found
 
 
-@pytest.mark.parametrize("compacted", [False, True])
+@pytest.mark.parametrize("how", ["trimmed", "compacted", "a namesake", "no more"])
 def test_a_delivery_that_no_output_can_tell_is_entered_or_delivered_as_told(
-    make_route: MakeRoute, kafka_admin: AdminClient, compacted: bool
+    make_route: MakeRoute, kafka_admin: AdminClient, how: str
 ) -> None:
     route = make_route()
     assert route.finish() == 0, "its position is stored"
-    unreadable(route, kafka_admin, compacted=compacted)
+    unreadable(route, kafka_admin, how=how)
     whole = f"delivery:main/{route.log}/0/0-3"
     assert names(route) == [whole], "without any worker"
     worker = route.start()
