@@ -60,6 +60,7 @@ class PartitionReader:
         self._batch = batch
         self._meanwhile = meanwhile
         self._denied = denied
+        self._unheard_of: set[str] = set()
 
     def __enter__(self) -> Self:
         return self
@@ -162,12 +163,27 @@ class PartitionReader:
             consumer.unassign()
 
     def partitions(self, topic: str) -> int:
-        """Return how many partitions a topic has."""
+        """Return how many partitions a topic has; 0 if there is none, by the word of several new clients: a broker that is asked first
+        may not know it for a moment.
+        """
+        if topic in self._unheard_of:
+            return 0
+        for _ in range(LOOKS_ANEW):
+            if count := self._partitions(topic):
+                return count
+            self.renew()
+            pausing.sleep(_ANEW_PAUSE_S)
+        self._unheard_of.add(topic)
+        return 0
+
+    def _partitions(self, topic: str) -> int:
         try:
-            known = self._consumer.list_topics(topic, timeout=self._deadline_s)
+            found = self._consumer.list_topics(topic, timeout=self._deadline_s).topics[topic]
+            if found.error is not None and found.error.code() not in MISSING:
+                raise KafkaException(found.error)
         except KafkaException as error:
             raise self._unread(f"the partitions of {topic}", error) from error
-        return len(known.topics[topic].partitions)
+        return len(found.partitions)
 
     def still_open(self, ends: Mapping[LogPartition, int], wait_s: float) -> set[LogPartition]:
         """Return the partitions where, after ``wait_s`` seconds, a transaction is still open below the given end.

@@ -173,7 +173,7 @@ class SimConsumer(Client):
         """Metadata of one topic, as far as it is asked for: how many partitions it has."""
         self.world.sleep(0.002)
         partitions = self.cluster.topics.by_name[topic].partitions
-        return SimpleNamespace(topics={topic: SimpleNamespace(partitions=dict(enumerate(partitions)))})
+        return SimpleNamespace(topics={topic: SimpleNamespace(partitions=dict(enumerate(partitions)), error=None)})
 
     def consumer_group_metadata(self) -> bytes:
         """As the client lays it out: generation, group, member."""

@@ -13,7 +13,7 @@ from relay.config.timing import Timing
 from relay.kafka import reading, settings
 from relay.kafka.clients import Consumer
 from relay.kafka.reading import PartitionReader
-from relay.message.errors import Unreachable
+from relay.message.errors import ConfigError, Unreachable
 from relay.message.record import LogPartition
 from relay.run import clock
 
@@ -77,3 +77,55 @@ def test_nobody_is_told_a_begin_that_is_not_known(monkeypatch: pytest.MonkeyPatc
     asking = Asking({"bootstrap.servers": "127.0.0.1:1", "group.id": "g", "log_level": 0})
     with pytest.raises(KafkaException, match="NOT_LEADER_FOR_PARTITION"):
         asking.get_watermark_offsets(TopicPartition("ledger", 1), timeout=1)
+
+
+class Metadata:
+    """A client to which the brokers that are asked answer one after the other, the last one again and again."""
+
+    answers: ClassVar[list[Any]] = []
+    asked: ClassVar[int] = 0
+
+    def __init__(self, _settings: object) -> None: ...
+
+    def hear(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def list_topics(self, topic: str, timeout: float) -> Any:
+        Metadata.asked += 1
+        partitions, code = self.answers[min(self.asked, len(self.answers)) - 1]
+        error = None if code is None else KafkaError(code)
+        return SimpleNamespace(topics={topic: SimpleNamespace(partitions=dict.fromkeys(range(partitions)), error=error)})
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    monkeypatch.setattr(reading, "Consumer", Metadata)
+    monkeypatch.setattr(reading, "_ANEW_PAUSE_S", 0.0)
+    monkeypatch.setattr(Metadata, "asked", 0)
+    monkeypatch.setattr(Metadata, "answers", [])
+    return Metadata.answers
+
+
+def test_a_topic_is_no_more_only_by_the_word_of_several(answers: list[Any]) -> None:
+    """What a former output does not show would be taken for gone with it, and never be written again."""
+    answers += [(0, KafkaError.UNKNOWN_TOPIC_OR_PART), (0, KafkaError.UNKNOWN_TOPIC_OR_PART), (3, None)]
+    with reader(1.0) as reads:
+        assert reads.partitions("ledger") == 3
+        answers[:] = [(0, KafkaError.UNKNOWN_TOPIC_OR_PART)]
+        Metadata.asked = 0
+        assert [reads.partitions("former") for _ in range(100)] == [0] * 100
+    assert Metadata.asked == reading.LOOKS_ANEW, "each partition of an output that is no more asks"
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "said"),
+    [
+        (KafkaError.TOPIC_AUTHORIZATION_FAILED, ConfigError, "grant the right"),
+        (KafkaError.LEADER_NOT_AVAILABLE, Unreachable, "the partitions of ledger cannot be read"),
+    ],
+)
+def test_a_topic_that_nobody_may_be_told_of_is_not_called_gone(code: int, kind: type[Exception], said: str, answers: list[Any]) -> None:
+    answers.append((0, code))
+    with reader(1.0) as reads, pytest.raises(kind, match=said):
+        reads.partitions("ledger")
