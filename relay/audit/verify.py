@@ -14,7 +14,7 @@ from typing import Any, Final
 from relay.audit import captures, readers, tables
 from relay.audit.checker import MUST_BE_ZERO, Checker, Findings, State
 from relay.audit.deaths import Deaths
-from relay.audit.evidence import Evidence
+from relay.audit.evidence import Evidence, Proven
 from relay.audit.ledger import Ledger, Place
 from relay.audit.memory import Memory, is_whole, let_go, margin_ms, of_others, recent, said
 from relay.audit.neighbours import Untold, beside, foreign, former, remember_all
@@ -26,7 +26,7 @@ from relay.kafka.scan import Progress, Range, Scan
 from relay.kafka.topics import Topics
 from relay.message.errors import ConfigError, RelayError
 from relay.message.record import LogPartition
-from relay.monitor.entries import DEAD, DELIVERED, SKIPPED, InputRange
+from relay.monitor.entries import DEAD, DELIVERED, SKIPPED, UNKNOWN_OFFSET, InputRange
 from relay.monitor.resolution import Kind, Resolution, Resolutions, Told
 from relay.run import clock
 from relay.run.queues import database_of
@@ -302,8 +302,8 @@ class _RouteAudit:
             if entry.digest in missing:
                 # Of what was entered meanwhile only this needs no trace in what was read before.
                 outcomes |= {entry.digest: SKIPPED} if entry.outcome == SKIPPED else {}
-            elif entry.outcome == DELIVERED and 0 <= entry.offset < lows.get(entry.partition, entry.offset + 1):
-                expired.add(entry.digest)  # also of a topic that the route does not read any more
+            elif entry.outcome == DELIVERED and _has_left(entry, lows):
+                expired.add(entry.digest)
         expired |= former(self._config, self._topics, self._scan, checker.unknown.keys() - expired)
         # Without a stored position, and with nothing entered, a partition still stands where the route started.
         untouched = {name: at for name, at in self._start.offsets.items() if name not in seen.evidence.partitions}
@@ -417,3 +417,13 @@ class _RouteAudit:
             self._watch(f"{self._route.name}: {step}", sum(done.values()), total)
 
         return moved
+
+
+def _has_left(entry: Proven, lows: Mapping[LogPartition, int]) -> bool:
+    """May the message of an entry have left the log, which has lost what lies below ``lows``, or be of a topic that is not read any more?
+
+    Of what a settlement found in outputs alone nobody knows where it lay in the log.
+    """
+    if entry.partition not in lows:
+        return True
+    return entry.offset < lows[entry.partition] if entry.offset != UNKNOWN_OFFSET else any(lows.values())

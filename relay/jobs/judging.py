@@ -369,10 +369,13 @@ def _is_forgotten(standing: Standing) -> Column:
 
 
 def _is_expired(lows: Mapping[LogPartition, int]) -> Column:
+    """As `relay.audit.verify` judges it: of what a settlement found in outputs alone nobody knows where it lay in the log."""
     from pyspark.sql import functions as sql  # noqa: PLC0415 - see the package
 
     topic, partition, offset = (sql.col(f"entry.log_{name}") for name in ("topic", "partition", "offset"))
+    has_lost = sql.lit(any(lows.values()))
     expired = sql.lit(True)  # also of a topic that the route does not read any more
     for place, low in lows.items():
-        expired &= (topic != place.topic) | (partition != place.partition) | (offset < low)
-    return sql.coalesce(expired & (offset >= 0), sql.lit(False))
+        has_left = sql.when(offset < 0, has_lost).otherwise(offset < low)
+        expired &= (topic != place.topic) | (partition != place.partition) | has_left
+    return sql.coalesce(expired, sql.lit(False))

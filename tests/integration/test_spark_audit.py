@@ -17,7 +17,17 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from relay.audit.verify import COUNTS, MORE_COUNTS, verify
 from relay.local import spark
 from relay.message import identity
-from relay.monitor.entries import DEAD, DELIVERED, Begin, InputRange, Page, Proof, Seal, encode
+from relay.monitor.entries import (
+    DEAD,
+    DELIVERED,
+    UNKNOWN_OFFSET,
+    Begin,
+    InputRange,
+    Page,
+    Proof,
+    Seal,
+    encode,
+)
 from tests.cluster_changes import make_topics
 from tests.integration.audit_site import TABLE_ROUTE, TOPIC_ROUTE, Site, digest
 from tests.integration.test_verify_changed import a_route_beside, by, delivered
@@ -182,7 +192,8 @@ def test_a_second_effect_is_a_duplicate_although_its_message_has_left_the_log(
         site.write(site.log, number)
     instance = os.urandom(16)
     site.record(Begin("w", "t", instance, 1, -1, [InputRange(site.log, 0, 0, 3)], []))
-    site.record(page_of(site, [0, 1, 2], instance), Seal("w", instance, 1))
+    found = replace(page_of(site, [1], instance), proof=Proof.PROVEN, recovery="w", offsets=[UNKNOWN_OFFSET])  # in the output alone
+    site.record(page_of(site, [0, 2], instance), found, Seal("w", instance, 1))
     for number in (0, 1, 2, 0):
         site.write(site.output, number)
     site.stand_at(3, 0)

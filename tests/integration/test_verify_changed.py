@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
@@ -13,7 +14,17 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from relay.audit.verify import verify
 from relay.config.loading import load
 from relay.message.record import LogMessage
-from relay.monitor.entries import DEAD, DELIVERED, SKIPPED, Entry, Page, Seal, pages
+from relay.monitor.entries import (
+    DEAD,
+    DELIVERED,
+    SKIPPED,
+    UNKNOWN_OFFSET,
+    Entry,
+    Page,
+    Proof,
+    Seal,
+    pages,
+)
 from relay.setup.migrate import migrate
 from tests.cluster_changes import make_topics
 from tests.integration.audit_site import Site, digest, wrong
@@ -171,3 +182,26 @@ def test_what_another_routes_monitor_has_forgotten_is_no_phantom_here(
     told = ({"phantoms": 2}, 0, 1) if is_former else ({"phantoms": 2}, 1, 0)
     assert found == [({}, 0, int(is_former)), ({}, 1, 0), ({"phantoms": 2}, 1, 0), told]
     assert any("1 effects are of workers that no monitor tells of any more" in note for note in report.findings.notes)
+
+
+@pytest.mark.parametrize("has_left", [True, False])
+def test_what_a_settlement_found_in_the_output_alone_is_no_phantom_once_its_message_has_left(
+    make_site: Callable[..., Site], kafka_admin: AdminClient, *, has_left: bool
+) -> None:
+    """Such an entry does not know where its message lay."""
+    site = make_site()
+    if has_left:
+        site.write(site.log, 1)
+        site.write(site.log, 2)
+        delete_below(kafka_admin, site.log, 2)
+    for number in (2, 3):
+        site.write(site.output, number)
+    (page, seal) = delivered(site.log, 2)
+    assert isinstance(page, Page)
+    site.record(replace(page, proof=Proof.PROVEN, recovery="w", offsets=[UNKNOWN_OFFSET]), seal)
+    site.stand_at(2 if has_left else 0, 0)
+
+    report = site.audit()
+
+    assert wrong(report) == {"phantoms": 1 if has_left else 2}, "of the third nobody knows"
+    assert report.findings.expired == has_left
