@@ -25,9 +25,14 @@ class Later(RelayError):
     else is away, and the message waits for it without using up a try.
     """
 
+    # Also of a class of the application's that says nothing to this one.
+    after_s: float = 0.0
+    counted: bool = True
+
     def __init__(self, cause: str, *, after_s: float = 0.0, counted: bool = True) -> None:
         super().__init__(cause)
-        self.after_s = after_s
+        # Here, where an error names the handler's line: reckoned with by the worker, it would end that.
+        self.after_s = float(after_s)
         self.counted = counted
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
+from decimal import Decimal
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -32,6 +35,26 @@ def raising(later: Later) -> Handler:
     return Handler("q", handle, None, 0, "queue")
 
 
+def at_work() -> tuple[QueueBook, Dispatch, States]:
+    """Return a queue with one message, which its only worker has taken."""
+    store = QueueBook(QueueSettings("q", Audience((Group("s", ("s",)),))))
+    store.enter(Holder(HOLDER, "s", 0, None))
+    store.put([NewMessage("p", "1", b"1")], 1)
+    dispatch = Dispatch(1, 5)
+    dispatch.add(store.take("s", HOLDER, 1, 1))
+    return store, dispatch, States(store, "s", HOLDER, Backoff(1.0, 300.0), Report())
+
+
+def place_of(store: QueueBook) -> Place:
+    return Place("q", "s", "queue:q", {"q": store}, {"q": schedule.lock()})
+
+
+def next_of(dispatch: Dispatch) -> Work:
+    work = dispatch.next()
+    assert work is not None
+    return work
+
+
 @pytest.mark.parametrize(
     ("later", "outcome", "failures", "waits_s"),
     [
@@ -44,17 +67,9 @@ def raising(later: Later) -> Handler:
 def test_the_message_waits_for_as_long_as_the_handler_says_within_the_queues_bound(
     later: Later, outcome: Outcome, failures: int, waits_s: int
 ) -> None:
-    store = QueueBook(QueueSettings("q", Audience((Group("s", ("s",)),))))
-    store.enter(Holder(HOLDER, "s", 0, None))
-    store.put([NewMessage("p", "1", b"1")], 1)
-    dispatch = Dispatch(1, 5)
-    states = States(store, "s", HOLDER, Backoff(1.0, 300.0), Report())
-    dispatch.add(store.take("s", HOLDER, 1, 1))
-    place = Place("q", "s", "queue:q", {"q": store}, {"q": schedule.lock()})
-    work = dispatch.next()
-    assert work is not None
+    store, dispatch, states = at_work()
 
-    (end,) = Runner(raising(later), place, None)(work)
+    (end,) = Runner(raising(later), place_of(store), None)(next_of(dispatch))
     dispatch.ended([end])
     before = clock.wall_ms()
     states.write_and_take(dispatch.writes(), 0, ())
@@ -66,6 +81,47 @@ def test_the_message_waits_for_as_long_as_the_handler_says_within_the_queues_bou
     assert mine.failures == failures
     assert mine.again_at is not None
     assert before + waits_s * 1000 <= mine.again_at <= clock.wall_ms() + waits_s * 1000 * (1 + JITTER)
+
+
+class Busy(Later):
+    """As an application writes its own, without a word to its base."""
+
+    def __init__(self, code: int) -> None:
+        self.code = code
+
+    def __str__(self) -> str:
+        return f"Busy {self.code}"
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "cause"),
+    [
+        (Later, {"cause": "busy", "after_s": None}, "TypeError in handle"),
+        (Later, {"cause": "busy", "after_s": "soon"}, "ValueError in handle"),
+        (Later, {"cause": "busy", "after_s": timedelta(minutes=1)}, "TypeError in handle"),
+        (Later, {"cause": "busy", "after_s": "30"}, "busy"),
+        (Later, {"cause": "busy", "after_s": Decimal(30)}, "busy"),
+        (Busy, {"code": 503}, "Busy"),
+    ],
+)
+def test_a_pause_that_is_no_number_or_is_not_said_fails_the_message_and_not_the_worker(
+    kind: type[Later], given: dict[str, Any], cause: str
+) -> None:
+    """Else every worker that gets the message ends with it, until all of them are given up."""
+
+    def handle(message: Message) -> None:
+        raise kind(**given)
+
+    store, dispatch, states = at_work()
+    (end,) = Runner(Handler("q", handle, None, 0, "queue"), place_of(store), None)(next_of(dispatch))
+    dispatch.ended([end])
+    states.write_and_take(dispatch.writes(), 0, ())
+
+    assert end.outcome is Outcome.FAILED
+    assert end.cause.startswith(cause)
+    view = store.view(1)
+    assert view is not None
+    assert [mine.failures for mine in view.subscribers] == [1]
 
 
 async def nothing(work: Work) -> list[Ended]:
