@@ -71,8 +71,11 @@ class Call(NamedTuple):
     further: Further
 
     def given(self, handler: Handler) -> Any:
-        """Return the handler's first argument: a message, or the messages of a batch."""
-        return self.messages if handler.batch else self.messages[0]
+        """Return the handler's first argument: a message, or the messages of a batch.
+
+        Those in a list of its own: whoever takes them out of it one by one would else take their children with them.
+        """
+        return list(self.messages) if handler.batch else self.messages[0]
 
     @property
     def databases(self) -> tuple[Database | FurtherDatabase, ...]:

@@ -20,7 +20,15 @@ from relay.queue.states import PublisherState, SubscriberState
 from relay.queue.stores import bind_store, open_store
 from relay.resources.schema import statements
 from relay.run import clock, schedule
-from relay.work.desks import CommitTooLong, Database, DatabaseAway, Desks, EffectsInDoubt, SqliteDesk
+from relay.work.desks import (
+    CallOver,
+    CommitTooLong,
+    Database,
+    DatabaseAway,
+    Desks,
+    EffectsInDoubt,
+    SqliteDesk,
+)
 from relay.work.dispatch import Outcome, Work
 from relay.work.further import Further
 from relay.work.message import Message
@@ -85,6 +93,10 @@ class Site:
                 database.execute("insert into effect values (1)")
             function()
 
+        return self.run(handle, further)
+
+    def run(self, handle: Callable[..., None], further: Callable[[str], Further] = lambda _: Further()) -> set[Outcome]:
+        """Run a handler on the batch."""
         place = Place("q", "s", "queue:q", self.stores, {name: schedule.lock() for name in self.stores})
         handler = Handler("q", handle, "shop" if self.desks else None, 2, "queue")
         return {end.outcome for end in Runner(handler, place, self.desks, further)(Work(tuple(self.taken)))}
@@ -181,6 +193,20 @@ def test_what_a_handler_did_before_it_raised_is_taken_back_and_its_connection_is
 def test_children_elsewhere_show_with_the_decision_and_wait_for_no_recovery(site: Site) -> None:
     assert site.end(lambda: None) == {Outcome.WRITTEN}
     assert shown(site.far) == 2
+
+
+def test_a_handler_that_takes_its_messages_out_of_the_list_loses_none_of_their_children(site: Site) -> None:
+    kept: list[Message] = []
+
+    def handle(messages: list[Message], *_: Database) -> None:
+        while messages:
+            kept.append(messages.pop())
+            kept[-1].publish("far", b"child")
+
+    assert site.run(handle) == {Outcome.WRITTEN}
+    assert shown(site.far) == 2
+    with pytest.raises(CallOver):
+        kept[0].publish("far", b"too late")
 
 
 class InDoubt(Further):
