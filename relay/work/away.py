@@ -15,9 +15,9 @@ from relay.resources.postgresql_states import TIME_IS_OVER, is_away, says_time_i
 from relay.run import clock
 from relay.run.seldom import Seldom
 
+_HELD: Final = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 _SQLITE: Final = frozenset({
-    sqlite3.SQLITE_BUSY,
-    sqlite3.SQLITE_LOCKED,
+    *_HELD,
     sqlite3.SQLITE_FULL,
     sqlite3.SQLITE_IOERR,
     sqlite3.SQLITE_READONLY,
@@ -77,4 +77,13 @@ class Waits:
 
 def is_sqlites(error: BaseException) -> bool:
     """Was the file busy, or could it not be written?"""
-    return isinstance(error, sqlite3.OperationalError) and (getattr(error, "sqlite_errorcode", 0) & 0xFF) in _SQLITE
+    return isinstance(error, sqlite3.OperationalError) and _code(error) in _SQLITE
+
+
+def is_held_by_another(error: sqlite3.Error) -> bool:
+    """Did another writer have the file?"""
+    return _code(error) in _HELD
+
+
+def _code(error: sqlite3.Error) -> int:
+    return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF

@@ -21,7 +21,7 @@ from relay.resources.postgresql import is_unread, leaves_commit_open, own_cursor
 from relay.resources.postgresql_states import refuses_writes, took_too_long
 from relay.resources.prepared import CLOSED, UNREAD
 from relay.run import schedule
-from relay.work.away import is_postgresqls, is_sqlites, notes_time_is_over, time_is_over
+from relay.work.away import is_held_by_another, is_postgresqls, is_sqlites, notes_time_is_over, time_is_over
 from relay.work.given import Given
 
 
@@ -284,7 +284,9 @@ class SqliteDesk:
             self._connection.execute("begin immediate")
         except sqlite3.Error as error:
             self._leave()
-            raise DatabaseAway("the handler's database file is held by another writer") from error
+            is_held = is_held_by_another(error)
+            why = "is held by another writer" if is_held else f"cannot be used ({getattr(error, 'sqlite_errorname', type(error).__name__)})"
+            raise DatabaseAway(f"the handler's database file {why}") from error
 
     def execute(self, query: Any, params: Any = None) -> Any:
         """Run one statement."""

@@ -54,7 +54,7 @@ def test_a_file_that_another_process_writes_to_holds_up_no_other_thread_here(fil
     other = sqlite3.connect(tmp_path / "shop.db", isolation_level=None)
     other.execute("begin immediate")
 
-    with pytest.raises(DatabaseAway):
+    with pytest.raises(DatabaseAway, match="held by another writer"):
         file.desk.begin()
     assert (file.is_free, file.desk.usable) == (True, True)
 
@@ -62,6 +62,14 @@ def test_a_file_that_another_process_writes_to_holds_up_no_other_thread_here(fil
     file.desk.begin()
     assert (file.is_free, file.desk.usable) == (False, False)
     file.desk.commit()
+    assert (file.is_free, file.desk.usable) == (True, True)
+
+
+def test_a_file_that_nobody_writes_to_and_that_cannot_be_used_is_not_said_to_have_a_writer(file: File, tmp_path: Path) -> None:
+    (tmp_path / "shop.db").write_bytes(b"no database" * 100)
+
+    with pytest.raises(DatabaseAway, match=r"cannot be used \(SQLITE_NOTADB\)"):
+        file.desk.begin()
     assert (file.is_free, file.desk.usable) == (True, True)
 
 
