@@ -31,6 +31,8 @@ AS_WRITTEN: Final = b"set standard_conforming_strings = on; set array_nulls = on
 """Without them psycopg's COPY and arrays hold other bytes than were given, and 'NULL' for NULL."""
 UNLIMITED: Final = b"select set_config(name, '0', false) from pg_settings where name = 'transaction_timeout'"
 """Takes away what PostgreSQL 17 and later may set by default: each statement has its own limit, and their number has none."""
+_LIMIT_MS_MAX: Final = 2**31 - 1
+"""The longest limit of time that the server takes, 24 days: a handler may be given more."""
 
 _SCHEMA: Final = """select n.nspname from pg_catalog.pg_class c
     join pg_catalog.pg_namespace n on n.oid = c.relnamespace where c.oid = to_regclass(%s)"""
@@ -174,7 +176,7 @@ class PostgresqlResource:
                     refuse_shared(f"resources.{self.name}", connection, given)
                     connection.execute(durable().encode())
                     for setting, seconds in settings.items():
-                        value = sql.Literal(f"{round(seconds * 1000)}ms")
+                        value = sql.Literal(f"{min(round(seconds * 1000), _LIMIT_MS_MAX)}ms")
                         connection.execute(sql.SQL("set {} = {}").format(sql.Identifier(setting), value))
                 with awaited.asking():
                     yield connection, awaited

@@ -27,7 +27,7 @@ from relay.resources.port import (
     Resource,
     Session,
 )
-from relay.resources.postgresql import own_cursor
+from relay.resources.postgresql import PostgresqlResource, own_cursor
 from relay.resources.postgresql_session import PostgresqlSession
 from relay.setup.check_table import judge_own_tables
 from relay.setup.check_topics import Findings
@@ -111,6 +111,11 @@ class TestPostgresql(Migrated):
             assert tuple(said) == limits
             assert connection.info.get_parameters()["tcp_user_timeout"] == "10000"
         decisions.close()
+
+    def test_a_pause_that_is_longer_than_the_server_can_count_is_the_longest_that_it_can(self, url: str) -> None:
+        """Of milliseconds it counts 31 bits, 24 days; a handler may be given 30, and a lease any time."""
+        with PostgresqlResource("shop", url, LOCK_TIMEOUT_S).connect(idle_in_transaction_session_timeout=30 * 86_400) as connection:
+            assert connection.execute("show idle_in_transaction_session_timeout").fetchone() == ("2147483647ms",)
 
     def test_a_session_without_a_descriptor_to_look_after_it_says_so(
         self, resource: Resource, monkeypatch: pytest.MonkeyPatch
