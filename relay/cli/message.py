@@ -47,7 +47,7 @@ from relay.control.queue_views import message_row, timeline
 from relay.message.errors import CheckFailed, ConfigError
 from relay.queue.message import MessageView
 from relay.queue.receipt import edits_of
-from relay.queue.redriving import AT_ONCE, Redriven, chosen, redrive
+from relay.queue.redriving import AT_ONCE, Redriven, redrivable, redrive
 from relay.queue.states import PublisherState, SubscriberState
 from relay.queue.withholding import waits_for_attempt
 from relay.run import clock
@@ -315,7 +315,7 @@ def redrive_command(
             if again is not None:
                 steps = _again(desk, queue, *again, dry_run=dry_run, pace=pace)
             else:
-                views = iter([_view(desk, queue, handle) for handle in handles]) if handles else chosen(store, wanted, limit)
+                views = iter([_view(desk, queue, handle) for handle in handles]) if handles else redrivable(store, wanted, limit)
                 # A unit of so many keeps other writers waiting for some hundredths of a second.
                 at_once = 1 if rate else AT_ONCE
                 steps = redrive(

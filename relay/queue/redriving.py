@@ -32,17 +32,24 @@ class Redriven(NamedTuple):
     done: bool
 
 
-def chosen(store: QueueStore, wanted: Filter, limit: int | None = None) -> Iterator[MessageView]:
+def chosen(store: QueueStore, wanted: Filter) -> Iterator[MessageView]:
     """Yield what a filter chooses, by handle, as of when each page is read."""
-    after, left = 0, limit
-    while left is None or left > 0:
-        size = PAGE if left is None else min(PAGE, left)
-        found = store.find(wanted, after=after, limit=size)
+    after = 0
+    while True:
+        found = store.find(wanted, after=after, limit=PAGE)
         yield from found
-        if len(found) < size:
+        if len(found) < PAGE:
             return
         after = found[-1].handle
-        left = None if left is None else left - len(found)
+
+
+def redrivable(store: QueueStore, wanted: Filter, limit: int) -> Iterator[MessageView]:
+    """Yield up to ``limit`` messages that a filter chooses, without those that nobody would be given again: they stay, and would use it up."""
+    known = store.settings.group_of
+    views = (
+        view for view in chosen(store, wanted) if any(known(name) is not None for name, _ in unusable_for(view, wanted.subscriber))
+    )
+    return islice(views, limit)
 
 
 def unusable_for(view: MessageView, subscriber: str | None) -> list[tuple[str, str | None]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ from relay.control import queue_views
 from relay.queue import redriving
 from relay.queue.message import Audience, Group, MessageView, NewMessage
 from relay.queue.port import Filter, Holder, StoreAway
-from relay.queue.redriving import AT_ONCE, chosen, redrive, unusable_for
+from relay.queue.redriving import AT_ONCE, chosen, redrivable, redrive, unusable_for
 from relay.queue.settings import QueueSettings
 from relay.queue.stores.sql_session import Collided
 from tests.contracts.queue_book import QueueBook
@@ -99,7 +99,7 @@ def test_what_another_member_of_its_pool_is_done_with_is_not_redriven() -> None:
 
 
 def test_a_limit_bounds_what_is_chosen() -> None:
-    assert [view.handle for view in chosen(refused(5), Filter(), limit=3)] == [1, 2, 3]
+    assert [view.handle for view in redrivable(refused(5), Filter(unusable=True), 3)] == [1, 2, 3]
 
 
 class Interrupted(Exception):
@@ -175,22 +175,47 @@ def test_where_another_writer_was_in_the_way_of_many_they_are_given_again_one_by
 def test_the_command_gives_many_again_at_once_also_where_others_write(
     words: tuple[str, ...], units: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    (tmp_path / "relay.toml").write_text(CONFIG)
     store = refused(AT_ONCE + 1)
     begun: list[None] = []
     begin = store.transaction
     monkeypatch.setattr(store, "shared", True, raising=False)
     monkeypatch.setattr(store, "transaction", lambda: (begun.append(None), begin())[1])
 
+    said = commanded(store, words, monkeypatch, tmp_path)
+
+    assert f"{AT_ONCE + 1} of {AT_ONCE + 1} redriven" in said
+    assert len(begun) == units, "the last one is a unit by itself"
+
+
+def commanded(store: QueueBook, words: Sequence[str], monkeypatch: pytest.MonkeyPatch, folder: Path) -> str:
+    """Run the command on a store, and return what it prints."""
+
     @contextmanager
     def desk(config: object, who: str) -> Iterator[SimpleNamespace]:
-        yield SimpleNamespace(store=lambda queue: store, audit=lambda *_: None, who=who, config=config)
+        yield SimpleNamespace(
+            store=lambda queue: store, audit=lambda *_: None, check_subscriber=lambda *_: None, who=who, config=config
+        )
 
+    (folder / "relay.toml").write_text(CONFIG)
     monkeypatch.setattr(command, "QueueDesk", desk)
-    said = CliRunner().invoke(app, ["message", "redrive", str(tmp_path / "relay.toml"), "credit", *words])
+    return CliRunner().invoke(app, ["message", "redrive", str(folder / "relay.toml"), "credit", *words]).stdout
 
-    assert f"{AT_ONCE + 1} of {AT_ONCE + 1} redriven" in said.stdout
-    assert len(begun) == units, "the last one is a unit by itself"
+
+def test_what_cannot_be_given_again_takes_nothing_off_a_limit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Else a command repeated until it finds nothing leaves all that lies behind it."""
+    store = QueueBook(QueueSettings("credit", Audience((Group("clerks", ("ann", "bob")),))))
+    for name in ("ann", "bob"):
+        store.enter(Holder(name.encode(), name, 0, None))
+    store.put([NewMessage("/till", f"m-{number}", b"v") for number in range(3)], NOW)
+    for one in store.take("ann", b"ann", 3, NOW):
+        store.refuse("ann", [(one.ticket, "unreadable")], NOW)
+    first, *others = store.take("bob", b"bob", 3, NOW)
+    store.finish("bob", [first.ticket], NOW)
+    store.refuse("bob", [(one.ticket, "unreadable") for one in others], NOW)
+
+    assert "1 of 1 redriven" in commanded(store, ["--subscriber", "ann", "--limit", "1"], monkeypatch, tmp_path)
+    assert "1 of 1 redriven" in commanded(store, ["--subscriber", "ann", "--limit", "1"], monkeypatch, tmp_path)
+    assert "0 of 0 redriven" in commanded(store, ["--subscriber", "ann", "--limit", "1"], monkeypatch, tmp_path)
 
 
 @pytest.mark.parametrize(("there", "asked"), [(0, [3]), (2, [3]), (3, [3, 3]), (7, [3, 3, 3])])
