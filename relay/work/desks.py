@@ -299,7 +299,11 @@ class SqliteDesk:
         return self._connection.executemany(query, params)
 
     def _refuse_if_ended(self) -> None:
-        if not self._connection.in_transaction:
+        try:
+            is_open = self._connection.in_transaction
+        except sqlite3.ProgrammingError:
+            raise TransactionTaken(CLOSED) from None
+        if not is_open:
             raise TransactionTaken(TAKEN)
 
     def is_away(self, error: BaseException) -> bool:

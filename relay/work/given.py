@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 import weakref
+from contextlib import suppress
 from typing import Any
 
 
@@ -24,4 +26,5 @@ class Given:
     def close(self) -> None:
         """Close what is still kept: it runs nothing more, and has no rows."""
         for cursor in list(self._cursors):
-            cursor.close()
+            with suppress(sqlite3.ProgrammingError):  # the handler has closed its connection, and it with that
+                cursor.close()

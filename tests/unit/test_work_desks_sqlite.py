@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from relay.run import schedule
-from relay.work.desks import DatabaseAway, EffectsInDoubt, SqliteDesk, TransactionTaken
+from relay.work.desks import Database, DatabaseAway, Desks, EffectsInDoubt, SqliteDesk, TransactionTaken
 
 
 class Spoilt(sqlite3.Connection):
@@ -103,6 +103,25 @@ def test_nothing_is_written_behind_the_end_of_the_transaction(file: File, end: C
 
     assert not file.connection.execute("select * from effect where number > 1").fetchall()
     assert (file.is_free, file.desk.usable) == (True, True)
+
+
+def test_a_handler_that_closes_the_connection_fails_its_message_and_holds_up_no_other(tmp_path: Path) -> None:
+    """What raised here, outside of all that is a message's, ended the worker, and the next one, which got the message then."""
+    desks = Desks(lambda: File(tmp_path / "shop.db").desk, 1)
+    database = Database(desks)
+    kept = database.execute("create table effect (number integer)")
+    kept.connection.close()
+
+    with pytest.raises(TransactionTaken, match="closed the connection"):
+        database.execute("insert into effect values (1)")
+    database.end()
+    with pytest.raises(TransactionTaken, match="closed the connection"):
+        database.finish()
+
+    another = Database(desks)
+    assert another.execute("select * from sqlite_master").fetchall() == []
+    another.end()
+    another.finish()
 
 
 @pytest.mark.parametrize(("after", "raised"), [(False, DatabaseAway), (True, EffectsInDoubt)])
