@@ -280,6 +280,7 @@ class SqliteDesk:
         """Begin a transaction that may write."""
         self._gate.acquire()
         self._open = True
+        self._have_plain_rows()
         try:
             self._connection.execute("begin immediate")
         except sqlite3.Error as error:
@@ -315,8 +316,13 @@ class SqliteDesk:
         return False
 
     def check(self) -> None:
-        """Ask the connection."""
+        """Ask the connection; what follows is the relay's own."""
         self._refuse_if_ended()
+        self._have_plain_rows()
+
+    def _have_plain_rows(self) -> None:
+        """Forget what the handler, or an earlier one, has had rows and texts made into."""
+        self._connection.row_factory, self._connection.text_factory = None, str
 
     def commit(self) -> None:
         """Commit; a commit that fails while the transaction stays open did not happen."""

@@ -70,14 +70,15 @@ def database(connection: Connection) -> Iterator[Database]:
     the driver's errors of a COMMIT.
     """
     lent = Database(Desks(lambda: _desk(connection), 1))
-    try:
+    with _rows_kept(connection):
         try:
-            yield lent
+            try:
+                yield lent
+            finally:
+                lent.end()
+            lent.finish()
         finally:
-            lent.end()
-        lent.finish()
-    finally:
-        lent.give_up()
+            lent.give_up()
 
 
 @asynccontextmanager
@@ -97,6 +98,19 @@ async def awaited_database(connection: Connection) -> AsyncIterator[AwaitedDatab
                 await awaited.end()
     finally:
         apart.close()
+
+
+@contextmanager
+def _rows_kept(connection: Connection) -> Iterator[None]:
+    """Let the test have its rows as it has asked for; a handler has them as they are in a worker."""
+    if not isinstance(connection, sqlite3.Connection):
+        yield
+        return
+    kept = connection.row_factory, connection.text_factory
+    try:
+        yield
+    finally:
+        connection.row_factory, connection.text_factory = kept
 
 
 def _desk(connection: Connection) -> Desk:

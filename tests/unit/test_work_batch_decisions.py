@@ -209,6 +209,43 @@ def test_a_handler_that_takes_its_messages_out_of_the_list_loses_none_of_their_c
         kept[0].publish("far", b"too late")
 
 
+@pytest.mark.parametrize("fails_first", [False, True])
+def test_a_handler_that_has_its_rows_made_into_something_else_is_done_all_the_same(fails_first: bool, tmp_path: Path) -> None:
+    """The statements that follow on its connection are the relay's, and so are those that look for an outcome."""
+    site = Site(tmp_path, has_database=True)
+    fails = [ValueError] if fails_first else []
+
+    def handle(messages: list[Message], db: Database) -> None:
+        connection = db.execute("insert into effect values (1)").connection
+        connection.row_factory = lambda cursor, row: {column[0]: one for column, one in zip(cursor.description, row, strict=True)}
+        connection.text_factory = bytes
+        messages[0].publish("q", b"child")
+        if fails:
+            raise fails.pop()
+
+    outcomes = [site.run(handle) for _ in range(1 + fails_first)]
+    assert outcomes[-1] == {Outcome.WRITTEN}
+    assert (site.effects(), site.states()) == (1, [SubscriberState.DONE] * 2)
+    site.close()
+
+
+def test_what_is_looked_up_on_a_connection_has_plain_rows_whatever_an_earlier_handler_made_of_them(tmp_path: Path) -> None:
+    site = Site(tmp_path, has_database=True)
+    with sqlite3.connect(site.file) as file:
+        for statement in statements("sqlite"):
+            file.execute(statement)
+    assert site.desks is not None
+    desk = site.desks.borrow()
+    desk.execute("select 1").connection.row_factory = lambda _, row: {"value": row[0]}
+    desk.rollback()
+
+    desk.begin()
+    assert desk.outcomes.settle("an attempt", committed=True, now=1) is True
+    desk.commit()
+    site.desks.give_back(desk)
+    site.close()
+
+
 class InDoubt(Further):
     """Was used, and does not know whether what it prepared is committed."""
 

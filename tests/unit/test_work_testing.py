@@ -106,6 +106,15 @@ def test_a_cursor_that_is_kept_ends_with_its_handler(connection: sqlite3.Connect
     assert approved(connection) == [1, 2]
 
 
+def test_the_test_has_its_rows_as_it_asked_and_the_handler_as_in_a_worker(connection: sqlite3.Connection) -> None:
+    connection.row_factory = sqlite3.Row
+    rows: list[object] = []
+    handled(connection, lambda db: rows.extend(db.execute("insert into approval (id) values (1) returning id")))
+
+    assert rows == [(1,)]
+    assert connection.execute("select id from approval").fetchone()["id"] == 1
+
+
 def test_one_that_writes_nothing_begins_nothing(connection: sqlite3.Connection) -> None:
     connection.execute("begin")  # a transaction of the test's own: another one could not begin
 
