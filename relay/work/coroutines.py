@@ -22,7 +22,7 @@ from relay.work.desks import OVER, CallOver, Database, LeftToTheRelay
 from relay.work.dispatch import Dispatch, Ended, Work
 from relay.work.further import FurtherDatabase
 from relay.work.hands import UnderWay
-from relay.work.running import Call, Runner, check_returned
+from relay.work.running import Call, Runner, check_returned, leave_fork
 from relay.work.subscriber import Handler
 
 LAST_S: Final = 5.0
@@ -151,7 +151,9 @@ class AwaitedRunner:
                 database.check_awaited()
             crash_point("work.ran")
         except BaseException as error:  # noqa: BLE001 - GeneratorExit would close whoever waits for the task
+            leave_fork(call.messages, error)
             return error
+        leave_fork(call.messages, None)
         return None
 
     def close(self) -> None:

@@ -11,6 +11,7 @@ prepared writes to be committed: recovery does both.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from operator import attrgetter
@@ -56,6 +57,17 @@ def check_returned(returned: object) -> None:
     """Raise NotAwaited for what is still to be done."""
     if is_unfinished(returned):
         raise NotAwaited(returned)
+
+
+def leave_fork(messages: Sequence[Message], error: BaseException | None) -> None:
+    """End the process if it is a fork that has come to its handler's end, returned or by this error; else do nothing.
+
+    Nobody is its worker: it would end the transaction of its parent, whose connection it has, and handle once more what waits there.
+    """
+    if messages[0].process == os.getpid():
+        return
+    code = error.code if isinstance(error, SystemExit) else None if error is None else 1
+    os._exit(code if isinstance(code, int) else code is not None)
 
 
 _NO_FURTHER: Final = Further()
@@ -138,7 +150,9 @@ class Runner:
         except BaseException as error:  # noqa: BLE001 - see below
             # Whatever a handler raises is a failure of its message: also asyncio.CancelledError or a panic of an extension,
             # which are no Exception. Signals never reach this thread, so nothing else is caught here.
+            leave_fork(call.messages, error)
             return self.failed(call, error)
+        leave_fork(call.messages, None)
         return self.decide(call)
 
     def begin(self, work: Work) -> Call:

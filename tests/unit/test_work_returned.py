@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
 from typing import Any
@@ -94,3 +96,28 @@ def test_what_nobody_waits_for_is_a_failure(way: Callable[[Any], Any], make: Cal
 @pytest.mark.parametrize("way", [plainly, awaited])
 def test_any_other_value_is_none(way: Callable[[Any], Any], make: Callable[[], Any]) -> None:
     assert end_of(way(make)).outcome in (Outcome.DONE, Outcome.WRITTEN)
+
+
+def breaks() -> None:
+    raise ValueError("in the fork")
+
+
+@pytest.mark.parametrize(("ends", "code"), [(lambda: None, 0), (sys.exit, 0), (lambda: sys.exit(3), 3), (breaks, 1)])
+@pytest.mark.parametrize("way", [plainly, awaited])
+def test_a_fork_that_comes_to_the_handlers_end_ends_there(way: Callable[[Any], Any], ends: Callable[[], object], code: int) -> None:
+    """It would roll back, or commit, on its parent's connection, and handle once more whatever waits in the worker's hands."""
+    here, forks = os.getpid(), list[int]()
+
+    def make() -> None:
+        forks.append(os.fork())
+        if forks == [0]:
+            ends()
+
+    try:
+        ended = end_of(way(make))
+    finally:
+        if os.getpid() != here:
+            os._exit(99)
+
+    assert ended.outcome in (Outcome.DONE, Outcome.WRITTEN)
+    assert os.waitstatus_to_exitcode(os.waitpid(forks[0], 0)[1]) == code
