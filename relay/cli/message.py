@@ -304,6 +304,8 @@ def redrive_command(
     Exit 1 if a message named by its handle was in no state for it.
     """
     wanted = filter_of(unusable=True, subscriber=subscriber, publisher=publisher, since=since, until=until)
+    if handles and (publisher, since, until) != (None, None, None):
+        raise ConfigError("HANDLE names each message: leave --publisher, --since and --until out, or the handles")
     if 0 < rate < RATE_MIN:
         raise ConfigError(f"--rate {rate:g}: less than {RATE_MIN:g} a second; give more, or 0 for no bound")
     again = _named_again(handles, subscriber) if even_done else None

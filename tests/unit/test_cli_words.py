@@ -164,6 +164,7 @@ def test_with_json_standard_output_is_json_or_empty_beside_a_sentence(
         ("message edit relay.toml credit 1 --value none --reason x", "correct the path"),
         ("publisher pause relay.toml ''", "give the ce_source"),
         ("message redrive relay.toml credit --rate 1e-300", "give more, or 0 for no bound"),
+        ("message redrive relay.toml credit 7 --publisher /till", "leave --publisher, --since and --until out"),
         ("unit close relay.toml u r --reason ''", "say why"),
         ("unit close relay.toml decisions:flights/7 r --reason gone", "between the colon and the last slash"),
         ("unit close relay.toml flights 7/r --reason gone", "between the colon and the last slash"),
