@@ -13,12 +13,17 @@ from typing import Final, NamedTuple
 
 from relay.queue.message import MessageView
 from relay.queue.port import Filter, QueueStore, StoreAway
+from relay.queue.states import PublisherState
 
 PAGE: Final = 500
 AT_ONCE: Final = 100
 
 Wanted = tuple[MessageView, str, str | None]
 """A message, a subscriber for whom it was UNUSABLE, and the cause."""
+
+
+_AGAIN: Final = (PublisherState.REVEALED, PublisherState.JOURNALLED)
+"""States in which a message may be given again: not one that was withdrawn."""
 
 
 class Redriven(NamedTuple):
@@ -47,7 +52,9 @@ def redrivable(store: QueueStore, wanted: Filter, limit: int) -> Iterator[Messag
     """Yield up to ``limit`` messages that a filter chooses, without those that nobody would be given again: they stay, and would use it up."""
     known = store.settings.group_of
     views = (
-        view for view in chosen(store, wanted) if any(known(name) is not None for name, _ in unusable_for(view, wanted.subscriber))
+        view
+        for view in chosen(store, wanted)
+        if view.state in _AGAIN and any(known(name) is not None for name, _ in unusable_for(view, wanted.subscriber))
     )
     return islice(views, limit)
 

@@ -206,11 +206,12 @@ def test_what_cannot_be_given_again_takes_nothing_off_a_limit(monkeypatch: pytes
     store = QueueBook(QueueSettings("credit", Audience((Group("clerks", ("ann", "bob")),))))
     for name in ("ann", "bob"):
         store.enter(Holder(name.encode(), name, 0, None))
-    store.put([NewMessage("/till", f"m-{number}", b"v") for number in range(3)], NOW)
-    for one in store.take("ann", b"ann", 3, NOW):
+    store.put([NewMessage("/till", f"m-{number}", b"v") for number in range(4)], NOW)
+    for one in store.take("ann", b"ann", 4, NOW):
         store.refuse("ann", [(one.ticket, "unreadable")], NOW)
-    first, *others = store.take("bob", b"bob", 3, NOW)
+    first, *others = store.take("bob", b"bob", 4, NOW)
     store.finish("bob", [first.ticket], NOW)
+    store.withdraw([others[0].ticket.handle], NOW)
     store.refuse("bob", [(one.ticket, "unreadable") for one in others], NOW)
 
     assert "1 of 1 redriven" in commanded(store, ["--subscriber", "ann", "--limit", "1"], monkeypatch, tmp_path)
