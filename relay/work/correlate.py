@@ -49,16 +49,18 @@ def correlate(
     """Return a handler that publishes ``join(values by part)`` to ``to`` once all parts of a key have come.
 
     A later message of the same part and key takes the earlier one's place while others are missing. All messages are
-    recorded as parents. ``name`` tells several correlations in one database apart, the queue's name by default.
+    recorded as parents. ``name`` tells several correlations in one database apart; without it each subscriber of each queue, or
+    pool, joins for itself.
     """
     if len(set(parts)) < 2:
         raise ConfigError(f"correlate({queue!r}): give at least two parts, each with a name of its own")
-    wanted, correlation = frozenset(parts), name if name is not None else queue
+    wanted = frozenset(parts)
 
     def correlated(message: Message, db: Database) -> None:
         part = part_of(message)
         if part not in wanted:
             raise Unusable(f"the message is none of the parts {', '.join(sorted(wanted))}")
+        correlation = name if name is not None else f"{queue}/{message.taken.group}"
         key = key_of(message)
         stored = [message.handle, b64encode(message.value or b"").decode()]
         come = _add(db, correlation, key, {part: stored})

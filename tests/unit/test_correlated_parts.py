@@ -49,9 +49,9 @@ def joining(*parts: str) -> Handler:
     )  # fmt: skip
 
 
-def come(handler: Handler, memory: Memory, handle: int, part: str) -> list[bytes | None]:
+def come(handler: Handler, memory: Memory, handle: int, part: str, subscriber: str = "clerk") -> list[bytes | None]:
     """Let a part come and return what is published because of it."""
-    message = Message(Taken(Ticket(handle, 1), "p", part, b"k", part.encode(), (), None, None, 0, 0, 0, ()))
+    message = Message(Taken(Ticket(handle, 1), "p", part, b"k", part.encode(), (), None, None, 0, 0, 0, (), group=subscriber))
     handler(message, memory)
     return [child.value for _, child in message.children]
 
@@ -70,3 +70,11 @@ def test_a_group_of_more_parts_than_are_declared_now_is_joined_of_those(memory: 
     assert come(earlier, memory, 2, "note") == []
 
     assert come(later, memory, 3, "bill") == [b"bill+order"]
+
+
+def test_each_subscriber_joins_for_itself(memory: Memory) -> None:
+    """The one that brought the last part published what was made of both ones', and the other one nothing."""
+    both = joining("order", "bill")
+
+    assert [come(both, memory, 1, "order", name) for name in ("billing", "shipping")] == [[], []]
+    assert [come(both, memory, 2, "bill", name) for name in ("billing", "shipping")] == [[b"bill+order"], [b"bill+order"]]
