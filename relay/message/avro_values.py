@@ -199,15 +199,16 @@ def read_record(value: bytes, start: int, written: Any, wanted: Any) -> Any:
     written = avro_bounds.check(value, start, written)
     buffer = io.BytesIO(value)
     buffer.seek(start)
+    may_be_a_time = False
     try:
         found = fastavro.schemaless_reader(buffer, written, wanted)
     except Exception as error:  # noqa: BLE001 - fastavro raises whatever the broken bytes lead it to
         raise_limit(error)
         found, whole = None, False
+        may_be_a_time = isinstance(error, OverflowError | ValueError)
     else:
         whole = buffer.tell() == len(value)
     if not whole:
-        raise MessageRejected(
-            "decode", "not_avro", "the value is not one Avro record of the schema it is read with"
-        )
+        beyond = ", or has a date or a time beyond the years 1 to 9999" if may_be_a_time else ""
+        raise MessageRejected("decode", "not_avro", f"the value is not one Avro record of the schema it is read with{beyond}")
     return found

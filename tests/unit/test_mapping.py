@@ -237,6 +237,16 @@ def test_what_is_no_avro_record_is_refused(schema: Path, value: bytes) -> None:
     assert (caught.value.stage, caught.value.code) == ("decode", "not_avro")
 
 
+@pytest.mark.parametrize("kind", [{"type": "long", "logicalType": "timestamp-millis"}, {"type": "int", "logicalType": "date"}])
+def test_a_time_beyond_all_years_is_said_to_be_perhaps_the_cause(tmp_path: Path, kind: dict[str, str]) -> None:
+    path = tmp_path / "order.avsc"
+    path.write_bytes(orjson.dumps({"type": "record", "name": "Order", "fields": [{"name": "until", "type": kind}]}))
+    longest = b"\xfe\xff\xff\xff\x0f" if kind["type"] == "int" else b"\xfe" + b"\xff" * 8 + b"\x01"
+
+    with pytest.raises(MessageRejected, match="or has a date or a time beyond the years 1 to 9999"):
+        one("avro:until", message(longest), path)
+
+
 @pytest.mark.parametrize(
     "columns", [{"a": "nonsense"}, {"a": "kafka:colour"}, {"a": "avro:x"}, {"a": "json:/x", "b": "avro:y"}]
 )
