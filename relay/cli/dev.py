@@ -33,7 +33,7 @@ def up(
     directory: Directory,
     *,
     kafka_port: Annotated[
-        int | None, typer.Option(min=1, max=65535, help="Port of the first broker; chosen when not given.")
+        int | None, typer.Option(min=1024, max=65535, help="Port of the first broker; chosen when not given.")
     ] = None,
     advertise: Annotated[
         str | None,

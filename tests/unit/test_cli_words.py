@@ -184,6 +184,7 @@ def test_with_json_standard_output_is_json_or_empty_beside_a_sentence(
         ("serve relay.toml --host a..localhost", "choose an address of this machine"),
         ("work json --queue other --subscriber approval", "other"),
         ("dev up --dir relay.toml", "name a directory"),
+        ("dev up --dir services --kafka-port 80", "should be greater than or equal to"),
         ("dev status --dir .", "relay dev up"),
         ("bench other", "choose from"),
         ("spark other", "there are: "),
