@@ -22,7 +22,7 @@ from relay.queue.states import PublisherState as P
 from relay.queue.states import SubscriberState as S
 from relay.queue.stores import files_base
 from relay.queue.stores.files import FilesQueue, open_files
-from tests.contracts.queue_media import NOW, enter, full_view, put, settings, take, tickets
+from tests.contracts.queue_media import HOLDER, NOW, enter, full_view, put, settings, take, tickets
 
 ROOT = Path(__file__).parents[2]
 
@@ -285,6 +285,23 @@ class TestSmallFiles:
 
         assert [view.handle for view in store.journalled(NOW + 9, 100)] == [1, 2, 3, 4, 5]
         assert [view.handle for view in store.journalled(NOW + 9, 3)] == [1, 2, 3]
+
+    def test_what_was_just_written_anew_is_not_so_again_with_each_unit(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(files_base, "FOLLOW_BYTES", 1 << 20)
+        monkeypatch.setattr(files_base, "FOLLOW_RECORD_BYTES", 2000)
+        names = [f"billing-service-{n:02}" for n in range(20)]
+        store = open_files(settings(*names), tmp_path)
+        enter(store, names[0], HOLDER)
+        put(store, *[f"m{n}" for n in range(10)])
+        put(store, *[f"n{n}" for n in range(10)])
+
+        before = store._log.newest.number
+        assert before > 1
+        for _ in range(20):
+            assert store.beat(HOLDER)
+        assert store._log.newest.number <= before + 1
 
     def test_without_room_for_a_journal_file_the_queue_goes_on(
         self, queue: QueueSettings, tmp_path: Path

@@ -337,7 +337,8 @@ class FilesBase:
         newest, living = self._log.newest, len(self._index.messages)
         if newest.end < self._not_before:
             return False
-        records = max(FOLLOW_RECORD_BYTES, 2 * _LIVING_BYTES * living)
+        # Many subscribers, or long names, take more than is reckoned: what was just written anew would be so again with each unit.
+        records = max(FOLLOW_RECORD_BYTES, 2 * max(_LIVING_BYTES * living, self._log.begun_records))
         return self._log.grown() >= max(FOLLOW_BYTES, 2 * self._log.begun_at) or newest.records >= records
 
     def _is_time_to_journal(self) -> bool:

@@ -205,7 +205,8 @@ class LogFiles:
             left.unlink()
         numbers = sorted(int(path.stem) for path in directory.glob("*.log"))
         self.files = {number: LogFile(self._path(number), number) for number in numbers}
-        self.begun_at = 0
+        self.begun_at = self.begun_records = 0
+        """With so many bytes, and bytes of records, the newest file began; of one that was there already it is not known."""
 
     def _path(self, number: int) -> Path:
         return self._directory / f"{number:012}.log"
@@ -238,7 +239,7 @@ class LogFiles:
         crash_point("files.followed")
         file.path = path
         self.files[number] = file
-        self.begun_at = file.end
+        self.begun_at, self.begun_records = file.end, file.records
 
     def check_place(self, at: At, named: str) -> None:
         """Raise Stopped, naming the message, unless its content can lie there: a file is missing or was cut."""
