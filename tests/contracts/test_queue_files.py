@@ -20,7 +20,7 @@ from relay.queue.port import Filter, StoreAway, StoreFull
 from relay.queue.settings import QueueSettings, Retention
 from relay.queue.states import PublisherState as P
 from relay.queue.states import SubscriberState as S
-from relay.queue.stores import files_base
+from relay.queue.stores import files_base, files_index, files_lanes
 from relay.queue.stores.files import FilesQueue, open_files
 from tests.contracts.queue_media import HOLDER, NOW, enter, full_view, put, settings, take, tickets
 
@@ -188,6 +188,30 @@ def test_another_process_is_refused_by_name_while_the_queue_is_open(
         open_files(queue, tmp_path)
     store.close()
     open_files(queue, tmp_path).close()
+
+
+def test_of_messages_that_are_over_memory_keeps_nothing_until_they_would_expire(
+    queue: QueueSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files_index, "SPARE", 10)
+    monkeypatch.setattr(files_lanes, "SPARE", 10)
+    store = opened(queue, tmp_path)
+    put(store, "slow", ttl_ms=50, delay_ms=20)
+    for number in range(100):
+        put(store, f"m{number}", ttl_ms=86_400_000)
+        assert store.finish("ann", tickets(take(store)), NOW) == [True]
+        (late,) = put(store, f"n{number}", delay_ms=86_400_000)
+        assert store.withdraw([late], NOW) == [True]
+
+    index = store._index
+    assert (len(index._expiring) < 20, len(index._delayed) < 20) == (True, True)
+    assert (store.reveal_due(NOW + 20, 10), store.expire(NOW + 50, 10)) == (1, 1)
+    for number in range(100):
+        (early,) = put(store, f"o{number}")
+        assert store.withdraw([early], NOW) == [True]
+    assert len(index._line("ann")._heap) < 20
+    put(store, "last")
+    assert [one.id for one in take(store)] == ["last"]
 
 
 class TestSmallFiles:

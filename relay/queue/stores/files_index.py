@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from functools import cache
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from math import inf
+from typing import Final
 
 from relay.queue.message import Ticket
 from relay.queue.states import TAKEN, PublisherState, SubscriberState
 from relay.queue.stores.files_lanes import Line, Offer, Taker
 from relay.queue.stores.files_message import ENDED, LIVE, NEVER, Kept
+
+SPARE: Final = 1000
+"""So many times of messages that are over, beside as many as live, may wait in a heap for being reached."""
 
 
 class Index:
@@ -36,7 +40,7 @@ class Index:
         """Take in a message that was not here, or that was brought back to what it was."""
         self.messages[message.handle] = message
         if message.reveal_at != NEVER and message.state is PublisherState.PUT:
-            heappush(self._delayed, (message.reveal_at, message.handle))
+            self._note_time(self._delayed, message.reveal_at, message.handle)
         for delivery in message.deliveries:
             self._groups.setdefault(delivery.subscriber, set()).add(delivery.group)
         self.live.discard(message.handle)
@@ -71,7 +75,7 @@ class Index:
         handle, name = message.handle, (message.publisher, message.id)
         live = here and message.state in LIVE
         if live and handle not in self.live and message.expires_at != NEVER:
-            heappush(self._expiring, (message.expires_at, handle))
+            self._note_time(self._expiring, message.expires_at, handle)
         (self.live.add if live else self.live.discard)(handle)
         if live and not message.child:
             self._by_id[name] = handle
@@ -89,6 +93,13 @@ class Index:
             self._kept[message.publisher].discard(handle)
             if not self._kept[message.publisher]:
                 del self._kept[message.publisher]
+
+    def _note_time(self, times: list[tuple[int, int]], time: int, handle: int) -> None:
+        heappush(times, (time, handle))
+        if len(times) > 2 * len(self.live) + SPARE:
+            # Most messages end long before their time: what is known of them until then would be as much as the queue lets through.
+            times[:] = {entry for entry in times if entry[1] in self.live or entry[1] == handle}
+            heapify(times)
 
     def _note_holder(self, handle: int, subscriber: str, holder: bytes | None) -> None:
         held = (handle, subscriber)

@@ -5,12 +5,15 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from heapq import heappop, heappush, merge
+from heapq import heapify, heappop, heappush, merge
 from itertools import islice
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from relay.queue.states import SubscriberState
 from relay.queue.stores.files_message import Kept
+
+SPARE: Final = 1000
+"""So many lanes that are over, or known by a later message, may stand in a line's heap beside as many as there are."""
 
 Key = tuple[int, bytes]
 """Nought and a lane's name, or the handle of a message without a lane, and nothing."""
@@ -90,6 +93,10 @@ class Line:
         if lane.waiting and (lane.pushed is None or lane.waiting[0] < lane.pushed):
             lane.pushed = lane.waiting[0]
             heappush(self._heap, (lane.pushed, key))
+            if len(self._heap) > 2 * len(self._lanes) + SPARE:
+                # Nobody takes, or what goes first fills each take: what ends meanwhile would never be let go.
+                self._heap = [(one.pushed, key) for key, one in self._lanes.items() if one.pushed is not None]
+                heapify(self._heap)
 
     def offers(self, taker: Taker, limit: int) -> list[Offer]:
         """Return up to ``limit`` messages that may be taken, in the order in which they are to be processed."""
