@@ -343,6 +343,13 @@ class TestExpiry:
 
         assert ids(take(store, now=NOW)) == ["a", "b", "c"]
 
+    def test_what_expired_before_1970_is_given_to_nobody(self, medium: Medium) -> None:
+        store = opened(medium)
+        put(store, "zero", ttl_ms=-62_135_596_800_000 - NOW)
+
+        assert take(store) == []
+        assert store.expire(NOW, 10) == 1
+
     def test_expire_now_is_for_one_subscriber_or_all(self, medium: Medium) -> None:
         store = opened(medium, "ann", "bob")
         first, second = put(store, "a", "b")

@@ -138,7 +138,7 @@ class Kept:
 
     def expired(self, now: int) -> bool:
         """Tell whether its time is over."""
-        return NEVER < self.expires_at <= now
+        return self.expires_at != NEVER and self.expires_at <= now
 
     def with_a_worker(self) -> bool:
         """Tell whether somebody has taken it."""
