@@ -163,6 +163,28 @@ def test_an_operation_that_fails_once_is_got_over_by_the_same_object(
         again.close()
 
 
+def test_a_disk_that_cannot_be_read_for_long_leaves_no_file_open(
+    queue: QueueSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_files(queue, tmp_path)
+    for command in COMMANDS:
+        command(store)
+    store.close()
+    readable = os.pread
+    for reads in range(8):
+        # So many succeed, and then none.
+        left = iter([readable] * reads)
+        monkeypatch.setattr(os, "pread", lambda *given, left=left: next(left, refuse)(*given))
+        before = len(list(Path("/dev/fd").iterdir()))
+        with pytest.raises(StoreAway):
+            open_files(queue, tmp_path)
+        assert (reads, len(list(Path("/dev/fd").iterdir()))) == (reads, before)
+
+
+def refuse(*_: object) -> bytes:
+    raise OSError(errno.EIO, "failed")
+
+
 @contextmanager
 def disk_of(directory: Path, room: list[int]) -> Iterator[None]:
     """Let the files of a directory have so many bytes together, or nothing more be said to be written (``room[0]``)."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from struct import Struct
@@ -56,10 +56,14 @@ class Opened:
 
     def __init__(self, known: JournalFile) -> None:
         self._file = LogFile(known.path, known.number)
-        trailer, length = _trailer_of(self._file)
-        raw = self._file.read(At(known.number, self._file.end - _TRAILER.size - length, length))
-        if crc32(raw) != trailer[-1]:
-            raise Stopped(f"{known.path} is damaged: restore the queue's directory from a copy")
+        try:
+            trailer, length = _trailer_of(self._file)
+            raw = self._file.read(At(known.number, self._file.end - _TRAILER.size - length, length))
+            if crc32(raw) != trailer[-1]:
+                raise Stopped(f"{known.path} is damaged: restore the queue's directory from a copy")
+        except BaseException:
+            self.close()
+            raise
         self.rows = [Row(*row) for row in _ROW.iter_unpack(raw)]
         self.handles = [row.handle for row in self.rows]
 
@@ -106,9 +110,8 @@ class Journal:
     def _known(self, number: int) -> JournalFile:
         if not self._path(number).exists():
             raise Stopped(f"{self._path(number)} is missing: restore the queue's directory from a copy")
-        file = LogFile(self._path(number), number)
-        (count, size, first, last, earliest, *states, _), _ = _trailer_of(file)
-        file.close()
+        with closing(LogFile(self._path(number), number)) as file:
+            (count, size, first, last, earliest, *states, _), _ = _trailer_of(file)
         counted = Counter(dict(zip(_STATES, states, strict=True)))
         return JournalFile(number, file.path, first, last, earliest, count, size, counted)
 

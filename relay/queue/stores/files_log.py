@@ -41,10 +41,15 @@ class LogFile:
         self.path = path
         self.number = number
         self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        word, self._salt = _HEADER.unpack(os.pread(self._fd, _HEADER.size, 0).ljust(_HEADER.size, b"\0"))
-        if word != _WORD:
-            raise Stopped(f"{path} is no file of a queue: restore the queue's directory from a copy")
-        self.end = os.fstat(self._fd).st_size
+        try:
+            word, self._salt = _HEADER.unpack(os.pread(self._fd, _HEADER.size, 0).ljust(_HEADER.size, b"\0"))
+            if word != _WORD:
+                raise Stopped(f"{path} is no file of a queue: restore the queue's directory from a copy")
+            self.end = os.fstat(self._fd).st_size
+        except BaseException:
+            # Tried again and again while the disk is away: each time would leave a file open.
+            self.close()
+            raise
         self.records = 0
         """Bytes of the records that were read or written, without contents."""
 
@@ -204,7 +209,13 @@ class LogFiles:
         for left in directory.glob("*.log.new"):
             left.unlink()
         numbers = sorted(int(path.stem) for path in directory.glob("*.log"))
-        self.files = {number: LogFile(self._path(number), number) for number in numbers}
+        self.files: dict[int, LogFile] = {}
+        try:
+            for number in numbers:
+                self.files[number] = LogFile(self._path(number), number)
+        except BaseException:
+            self.close()
+            raise
         self.begun_at = self.begun_records = 0
         """With so many bytes, and bytes of records, the newest file began; of one that was there already it is not known."""
 
