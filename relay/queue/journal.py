@@ -16,6 +16,8 @@ from typing import Any, Final, Literal
 
 import fastavro
 
+from relay.message.errors import CheckFailed
+from relay.message.limits import raise_limit
 from relay.message.schemas import parsed
 from relay.queue.message import MessageView, SubscriberView
 from relay.queue.port import Filter, QueueStore
@@ -188,10 +190,19 @@ def _write(folder: Path, queue: str, period: Period, views: Iterable[MessageView
 
 
 def _records(path: Path) -> Iterator[dict[str, Any]]:
-    with path.open("rb") as file:
-        for record in fastavro.reader(file):
-            assert isinstance(record, dict)
-            yield record
+    """Yield what a file of the archive has; raises CheckFailed where it cannot be read, or is damaged."""
+    try:
+        with path.open("rb") as file:
+            for record in fastavro.reader(file):
+                assert isinstance(record, dict)
+                yield record
+    except OSError as error:
+        raise_limit(error)
+        raise CheckFailed(f"{path} cannot be read ({error.strerror}): let the relay read it") from error
+    except Exception as error:
+        # Whatever the reader meets in bytes that are no archive's: it has a dozen kinds of errors for it.
+        raise_limit(error)
+        raise CheckFailed(f"{path} is damaged: restore it from a copy, or put it elsewhere") from error
 
 
 def _sync(folder: Path) -> None:

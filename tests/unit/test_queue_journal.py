@@ -12,6 +12,7 @@ from typing import Any
 import fastavro
 import pytest
 
+from relay.message.errors import CheckFailed
 from relay.queue import journal
 from relay.queue.message import Audience, Group, MessageView, NewMessage, Parent
 from relay.queue.port import Filter, Holder
@@ -330,6 +331,21 @@ def test_a_page_shows_a_message_as_it_ended_last_also_where_the_period_was_chang
     assert [one["handle"] for one in found] == handles
     assert [one["journalled_at"] for one in found] == [START + 2 * HOUR, START, START]
     assert sorted(record["handle"] for record in archived(tmp_path, "credit")) == handles
+
+
+@pytest.mark.parametrize("kept", [0, 3, 50, 2000, -20])
+def test_a_damaged_file_of_the_archive_is_named(kept: int, tmp_path: Path) -> None:
+    store = queue(Retention(age_ms=HOUR))
+    through(store, 100, START)
+    (path,) = journal.let_go(store, tmp_path, "day", START + HOUR, most=100).files
+    path.write_bytes(path.read_bytes()[:kept])
+
+    with pytest.raises(CheckFailed, match=f"{path.name} is damaged: restore it"):
+        journal.page(tmp_path, "credit", dict, after=0, limit=5)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(CheckFailed, match=f"{path.name} cannot be read"):
+        journal.page(tmp_path, "credit", dict, after=0, limit=5)
 
 
 def test_a_page_of_the_archive_keeps_no_more_than_it_returns(tmp_path: Path) -> None:
