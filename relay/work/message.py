@@ -113,9 +113,13 @@ class Message:
         return orjson.loads(self.taken.value or b"null")
 
     def also_from(self, handle: int) -> None:
-        """Record an earlier message of this queue as a further parent of the children."""
-        if handle != self.handle:
-            self.further.append(handle)
+        """Record an earlier message of this queue as a further parent of the children; raises ValueError for what is no handle."""
+        # A number, whatever the handler has kept it as: beside a text for one the queue could not be archived any more.
+        found = int(handle)
+        if not 0 < found < 2**63:
+            raise ValueError(f"also_from({handle!s:.40}): no message has such a handle; give the `handle` that an earlier one had")
+        if found != self.handle:
+            self.further.append(found)
 
     def publish(
         self,

@@ -380,6 +380,31 @@ def test_a_child_s_numbers_may_be_those_of_a_library_or_in_parts() -> None:
     assert [type(one) for one in (put[-1].ttl_ms, put[-1].delay_ms, put[-1].priority)] == [int, int, int]
 
 
+@pytest.mark.parametrize("given", ["the first", None, 0, -1, 2**63, 2**70])
+def test_a_further_parent_that_is_no_handle_fails_at_the_handlers_own_line(given: Any) -> None:
+    def function(message: Message) -> None:
+        message.also_from(given)
+        message.publish("orders", b"child")
+
+    end = ended(queue("orders", "approval"), "approval", function)
+
+    kind = "TypeError" if given is None else "ValueError"
+    assert (end.outcome, end.cause) == (Outcome.FAILED, f"{kind} in function, line {function.__code__.co_firstlineno + 1}")
+
+
+def test_a_further_parent_may_be_a_handle_that_was_kept_as_text() -> None:
+    def function(message: Message) -> None:
+        message.also_from("12")  # type: ignore[arg-type]
+        message.also_from(str(message.handle))  # type: ignore[arg-type]
+        message.publish("orders", b"child")
+
+    store = queue("orders", "approval")
+    put: list[NewMessage] = []
+    store.put = put_noted(put, store.put)  # type: ignore[method-assign]
+    assert ended(store, "approval", function).outcome is Outcome.WRITTEN
+    assert [parent.handle for parent in put[-1].parents] == [1, 12]
+
+
 def put_noted(put: list[NewMessage], function: Callable[..., Any]) -> Callable[..., Any]:
     def noting(messages: Any, *arguments: Any, **named: Any) -> Any:
         put.extend(messages)
