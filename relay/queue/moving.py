@@ -73,9 +73,7 @@ def cut_over(
         done.messages += _adopt(source, target, stale, check)
         progress(done.messages)
         crash_point("move.page")
-    gone = [view.handle for page in _pages(target, Filter()) for view in page if view.handle not in there]
-    check()
-    done.removed += target.trim(gone) if gone else 0
+    done.removed += _trim_gone(source, target, there, check)
     crash_point("move.copied")
     return done
 
@@ -110,6 +108,20 @@ def _clear(source: QueueStore, target: QueueStore, check: Callable[[], object]) 
                 count += target.trim([view.handle for view in left])
             _adopt(source, target, [handle for handle, view in there.items() if view.state in _OVER], check)
     return count
+
+
+def _trim_gone(source: QueueStore, target: QueueStore, there: set[int], check: Callable[[], object]) -> int:
+    """Remove from the new store what is not ``there`` in the old one; what a worker had of it when the queue left is over as well."""
+    gone: list[int] = []
+    for page in _pages(target, Filter()):
+        left = [view for view in page if view.handle not in there]
+        held = [_ended(view) for view in left if any(row.holder is not None for row in view.subscribers)]
+        if held:
+            check()
+            target.adopt(held, uuid=source.uuid)
+        gone += [view.handle for view in left]
+    check()
+    return target.trim(gone) if gone else 0
 
 
 def _ended(view: MessageView) -> MessageView:

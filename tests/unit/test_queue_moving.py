@@ -181,6 +181,30 @@ def test_a_queue_that_lay_there_before_leaves_nothing_of_then_and_goes_on_there(
     second.close()
 
 
+@pytest.mark.parametrize("medium", ["book", "sqlite", "files"])
+def test_what_a_worker_had_when_the_queue_left_holds_no_lane_where_it_comes_back_to(medium: str, tmp_path: Path) -> None:
+    def made(name: str) -> QueueBook:
+        url = {"sqlite": f"sqlite:///{name}.db", "files": f"files:///{name}"}.get(medium, "")
+        return QueueBook(SETTINGS) if medium == "book" else cast("QueueBook", open_store(SETTINGS, url, state=tmp_path))
+
+    first, second = made("first"), made("second")
+    first.enter(Holder(b"h", "clerk", 0, None))
+    first.put([NewMessage("/till", name, b"v", lane=b"l") for name in ("withdrawn", "next")], NOW)
+    (taken,) = first.take("clerk", b"h", 1, NOW)
+    first.withdraw([1], NOW)
+    move(first, second)
+    assert second.free("clerk", [taken.ticket], NOW) == [True]
+    assert second.trim([1]) == 1
+
+    done = moving.cut_over(second, first, lambda _: None)
+
+    assert (done.removed, first.held(b"h"), first.view(1)) == (1, [], None)
+    first.enter(Holder(b"other", "clerk", 0, None))
+    assert [one.id for one in first.take("clerk", b"other", 10, NOW)] == ["next"]
+    first.close()
+    second.close()
+
+
 def test_an_empty_queue_stays_the_same_queue_where_it_moves_to() -> None:
     source, target = QueueBook(SETTINGS), QueueBook(SETTINGS)
     assert target.uuid != source.uuid
