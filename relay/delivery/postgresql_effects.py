@@ -28,17 +28,20 @@ from typed t join pg_type b on b.oid = t.type and b.typtype <> 'd' join pg_class
 _NAMESPACE: Final = """
 select n.nspname, c.relname from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.oid = to_regclass(%s)
 """
-_UNMAPPED: Final = """
-select a.attname from pg_attribute a join pg_class c on c.oid = a.attrelid join pg_type t on t.oid = a.atttypid
-where a.attrelid = to_regclass(%(table)s) and c.relkind in ('r', 'p') and a.attnum > 0 and not a.attisdropped
-    and a.attnotnull and not a.atthasdef and a.attidentity = '' and t.typdefault is null and a.attname <> all(%(mapped)s)
+IS_UNFILLED: Final = """
+    c.relkind in ('r', 'p') and a.attnotnull and not a.atthasdef and a.attidentity = '' and t.typdefault is null
     and not exists (
         select from pg_trigger g where g.tgtype & 7 = 7 and g.tgenabled <> 'D'
             and (g.tgrelid = c.oid or g.tgrelid in (select relid from pg_partition_tree(c.oid)))
     )
-order by a.attnum limit 1
 """
-"""A column that no row has a value for; a trigger before inserts of rows may give one."""
+"""Must a column ``a`` of a table ``c`` be given its value? Its type ``t`` may have a default, and a trigger before inserts of rows give one."""
+_UNMAPPED: Final = f"""
+select a.attname from pg_attribute a join pg_class c on c.oid = a.attrelid join pg_type t on t.oid = a.atttypid
+where a.attrelid = to_regclass(%(table)s) and a.attnum > 0 and not a.attisdropped and a.attname <> all(%(mapped)s) and {IS_UNFILLED}
+order by a.attnum limit 1
+"""  # noqa: S608 - no value is in it
+"""A column that no row has a value for."""
 _TAKING: Final = {
     "bytea": Taking.BINARY,
     "json": Taking.JSON,

@@ -14,6 +14,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
 from relay.config.model import ResourceConfig, TableDestination
+from relay.delivery.postgresql_effects import IS_UNFILLED
 from relay.delivery.table import quoted
 from relay.message.errors import Unreachable
 from relay.resources.addresses import address
@@ -44,12 +45,13 @@ select owned, wanted.name from unnest(%s::text[], %s::text[]) as wanted (owned, 
 where to_regclass(owned) is not null
   and not exists (select from pg_attribute where attrelid = to_regclass(owned) and attname = wanted.name and not attisdropped)
 """
-_COLUMNS: Final = """
-select a.attname, a.attnotnull and not a.atthasdef and a.attidentity = '' and a.attgenerated = '',
+_COLUMNS: Final = f"""
+select a.attname, {IS_UNFILLED},
        has_column_privilege(a.attrelid, a.attnum, 'insert'), has_column_privilege(a.attrelid, a.attnum, 'update'),
        has_column_privilege(a.attrelid, a.attnum, 'select')
-from pg_attribute a where a.attrelid = %s::oid and a.attnum > 0 and not a.attisdropped
-"""
+from pg_attribute a join pg_class c on c.oid = a.attrelid join pg_type t on t.oid = a.atttypid
+where a.attrelid = %s::oid and a.attnum > 0 and not a.attisdropped
+"""  # noqa: S608 - no value is in it
 _UNIQUE: Final = """
 select array_agg(a.attname::text) from pg_index i join pg_attribute a
   on a.attrelid = i.indrelid and a.attnum = any((i.indkey::smallint[])[0:i.indnkeyatts - 1])

@@ -18,9 +18,12 @@ from psycopg import conninfo
 from typer.testing import CliRunner
 
 from relay.cli.main import app
+from relay.config.model import ResourceConfig, TableDestination
 from relay.config.timing import Timing
 from relay.kafka.topics import Topics
 from relay.local.jars import KAFKA_VERSION
+from relay.setup.check_table import judge_table, look_at
+from relay.setup.check_topics import Findings
 from tests.integration.conftest import url_of
 from tests.routes import wait_for
 
@@ -181,6 +184,31 @@ def test_a_table_whose_rows_may_be_gone_when_the_inbox_is_not(
     (fault,) = report["faults"]
     assert name in fault["problem"]
     assert remedy in fault["remedy"]
+
+
+def judged(postgres: str, ddl: str, **to: Any) -> set[str]:
+    """Make a table and return which keys of a destination are at fault with it."""
+    with psycopg.connect(postgres) as connection:
+        connection.execute(ddl.encode())
+    findings = Findings()
+    destination = TableDestination(table="ledger", resource="shop", columns={"id": "ce:id", "total": "json:/total"}, **to)
+    facts = look_at("shop", ResourceConfig.model_validate({"url": postgres}), "ledger")
+    judge_table(destination, facts, "to", findings)
+    return {fault.key for fault in findings.faults}
+
+
+@pytest.mark.parametrize(
+    "ddl",
+    [
+        "create domain place as text default 'here'; create table ledger (id text, total int, place place not null)",
+        ("create table ledger (id text, total int, place text not null); create function placed() returns trigger language plpgsql "
+         "as $$ begin new.place := 'here'; return new; end $$; "
+         "create trigger placed before insert on ledger for each row execute function placed()"),
+    ],
+    ids=["domain", "trigger"],
+)
+def test_a_column_that_a_domain_or_a_trigger_gives_its_value_need_not_be_mapped(postgres: str, ddl: str) -> None:
+    assert judged(postgres, ddl) == set()
 
 
 def test_sqlite(make_topic: MakeTopic, write: Callable[[str], str], tmp_path: Path) -> None:
