@@ -48,7 +48,7 @@ where to_regclass(owned) is not null
 _COLUMNS: Final = f"""
 select a.attname, {IS_UNFILLED},
        has_column_privilege(a.attrelid, a.attnum, 'insert'), has_column_privilege(a.attrelid, a.attnum, 'update'),
-       has_column_privilege(a.attrelid, a.attnum, 'select')
+       has_column_privilege(a.attrelid, a.attnum, 'select'), a.attgenerated <> '', a.attidentity = 'a'
 from pg_attribute a join pg_class c on c.oid = a.attrelid join pg_type t on t.oid = a.atttypid
 where a.attrelid = %s::oid and a.attnum > 0 and not a.attisdropped
 """  # noqa: S608 - no value is in it
@@ -75,12 +75,14 @@ where (partrelid = %(oid)s::oid or partrelid in (select relid from pg_partition_
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column as the database describes it to the worker's role."""
+    """A column as the database describes it to the worker's role; a ``numbered`` one takes a value by COPY only (identity, always)."""
 
     required: bool
     insert: bool = True
     update: bool = True
     select: bool = True
+    generated: bool = False
+    numbered: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +119,9 @@ def judge_table(to: TableDestination, facts: TableFacts | None, key: str, findin
                 f"{key}.columns.{name}", to.columns[name], f"{to.table} has no such column", "correct it"
             )
             continue
+        if column.generated or (column.numbered and to.mode == "upsert"):
+            problem, remedy = f"{to.table} makes its value by itself (generated always)", f"do not map {name}, or make it a plain column"
+            findings.fault(f"{key}.columns.{name}", to.columns[name], problem, remedy)
         missing = [] if column.insert else ["insert"]
         if to.mode == "upsert":
             # ON CONFLICT reads the columns of the key and updates the others.

@@ -211,6 +211,23 @@ def test_a_column_that_a_domain_or_a_trigger_gives_its_value_need_not_be_mapped(
     assert judged(postgres, ddl) == set()
 
 
+GENERATED = "create table ledger (id text primary key, total int generated always as (1) stored)"
+NUMBERED = "create table ledger (id text primary key, total int generated always as identity)"
+
+
+@pytest.mark.parametrize(
+    ("ddl", "to", "faults"),
+    [
+        (GENERATED, {}, {"to.columns.total"}),
+        (GENERATED, {"mode": "upsert", "key": ["id"]}, {"to.columns.total"}),
+        (NUMBERED, {"mode": "upsert", "key": ["id"]}, {"to.columns.total"}),
+        (NUMBERED, {}, set()),  # COPY takes the value that is given
+    ],
+)
+def test_a_column_that_takes_no_value_is_not_mapped(postgres: str, ddl: str, to: dict[str, Any], faults: set[str]) -> None:
+    assert judged(postgres, ddl, **to) == faults
+
+
 def test_sqlite(make_topic: MakeTopic, write: Callable[[str], str], tmp_path: Path) -> None:
     log = make_topic(1)
     route = (
