@@ -124,9 +124,9 @@ def judge_table(to: TableDestination, facts: TableFacts | None, key: str, findin
             findings.fault(f"{key}.columns.{name}", to.columns[name], problem, remedy)
         missing = [] if column.insert else ["insert"]
         if to.mode == "upsert":
-            # ON CONFLICT reads the columns of the key and updates the others.
-            wanted = ("select", column.select) if name in to.key else ("update", column.update)
-            missing += [] if wanted[1] else [wanted[0]]
+            # ON CONFLICT reads the columns of the key; of the others, PostgreSQL counts EXCLUDED as a look at the table.
+            missing += [] if column.select else ["select"]
+            missing += [] if column.update or name in to.key else ["update"]
         if missing:
             rights = " and ".join(missing)
             remedy = f"grant {rights} on {to.table} to the role of resources.{to.resource}.url"

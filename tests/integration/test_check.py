@@ -186,13 +186,13 @@ def test_a_table_whose_rows_may_be_gone_when_the_inbox_is_not(
     assert remedy in fault["remedy"]
 
 
-def judged(postgres: str, ddl: str, **to: Any) -> set[str]:
+def judged(postgres: str, ddl: str, role: str | None = None, /, **to: Any) -> set[str]:
     """Make a table and return which keys of a destination are at fault with it."""
     with psycopg.connect(postgres) as connection:
         connection.execute(ddl.encode())
     findings = Findings()
     destination = TableDestination(table="ledger", resource="shop", columns={"id": "ce:id", "total": "json:/total"}, **to)
-    facts = look_at("shop", ResourceConfig.model_validate({"url": postgres}), "ledger")
+    facts = look_at("shop", ResourceConfig.model_validate({"url": role or postgres}), "ledger")
     judge_table(destination, facts, "to", findings)
     return {fault.key for fault in findings.faults}
 
@@ -226,6 +226,14 @@ NUMBERED = "create table ledger (id text primary key, total int generated always
 )
 def test_a_column_that_takes_no_value_is_not_mapped(postgres: str, ddl: str, to: dict[str, Any], faults: set[str]) -> None:
     assert judged(postgres, ddl, **to) == faults
+
+
+def test_an_upsert_reads_the_columns_that_it_updates(postgres: str, worker_role: str) -> None:
+    role, upsert = url_of(postgres, worker_role), {"mode": "upsert", "key": ["id"]}
+    made = f"create table ledger (id text primary key, total int); grant insert, update, select (id) on ledger to {worker_role}"
+
+    assert judged(postgres, made, role, **upsert) == {"to.columns.total"}
+    assert judged(postgres, f"grant select (total) on ledger to {worker_role}", role, **upsert) == set()
 
 
 def test_sqlite(make_topic: MakeTopic, write: Callable[[str], str], tmp_path: Path) -> None:
