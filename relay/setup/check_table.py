@@ -52,6 +52,15 @@ select a.attname, {IS_UNFILLED},
 from pg_attribute a join pg_class c on c.oid = a.attrelid join pg_type t on t.oid = a.atttypid
 where a.attrelid = %s::oid and a.attnum > 0 and not a.attisdropped
 """  # noqa: S608 - no value is in it
+_TAKES_ROWS: Final = """
+select case when relkind in ('r', 'p', 'f') then true else pg_relation_is_updatable(oid, true) & 8 <> 0 end from pg_class where oid = %s::oid
+"""
+"""Do inserts go through? The server tells of views, with their triggers, and of whatever else there is."""
+_SQLITE_VIEW: Final = """
+select 1 from sqlite_schema where type = 'view' and name = ?1 collate nocase
+and not exists (select 1 from sqlite_schema where type = 'trigger' and tbl_name = ?1 collate nocase)
+"""
+"""In SQLite a view takes rows by a trigger only."""
 _UNIQUE: Final = """
 select array_agg(a.attname::text) from pg_index i join pg_attribute a
   on a.attrelid = i.indrelid and a.attnum = any((i.indkey::smallint[])[0:i.indnkeyatts - 1])
@@ -90,7 +99,7 @@ class TableFacts:
     """A table as the worker's role sees it; ``unique`` are the column sets of its unique indexes.
 
     ``unlogged`` and ``foreign`` name it, or partitions of it, if a crash empties them or another database holds them;
-    ``gaps`` those that have no partition for some rows.
+    ``gaps`` those that have no partition for some rows. A view, or whatever else it is, may not ``takes_rows``.
     """
 
     columns: dict[str, Column]
@@ -98,6 +107,7 @@ class TableFacts:
     unlogged: tuple[str, ...] = ()
     foreign: tuple[str, ...] = ()
     gaps: tuple[str, ...] = ()
+    takes_rows: bool = True
 
 
 def judge_table(to: TableDestination, facts: TableFacts | None, key: str, findings: Findings) -> None:
@@ -105,6 +115,10 @@ def judge_table(to: TableDestination, facts: TableFacts | None, key: str, findin
     if facts is None:
         remedy = "create it, correct the name or write schema.table; and let the role see its schema"
         findings.fault(f"{key}.table", repr(to.table), f"resource {to.resource} has no such table", remedy)
+        return
+    if not facts.takes_rows:
+        remedy = "deliver into a table, or into a view that can be written to"
+        findings.fault(f"{key}.table", repr(to.table), "it is no table, and takes no rows", remedy)
         return
     _judge_lasting(to, facts, key, findings)
     findings.notes.extend(
@@ -273,7 +287,8 @@ def _postgres_table(connection: psycopg.Connection, table: str) -> TableFacts | 
     elsewhere = connection.execute(_ELSEWHERE, {"oid": oid}).fetchall()
     unlogged, foreign = (tuple(name for name, far in elsewhere if far is kind) for kind in (False, True))
     gaps = tuple(name for (name,) in connection.execute(_GAPS, {"oid": oid}))
-    return TableFacts(columns, unique, unlogged, foreign, gaps)
+    takes_rows = connection.execute(_TAKES_ROWS, [oid]).fetchone() == (True,)
+    return TableFacts(columns, unique, unlogged, foreign, gaps, takes_rows)
 
 
 def _sqlite_table(name: str, url: str, table: str) -> TableFacts | None:
@@ -302,6 +317,7 @@ def _sqlite_table(name: str, url: str, table: str) -> TableFacts | None:
             )
             if not partial
         ]
+        takes_rows = connection.execute(_SQLITE_VIEW, (bare,)).fetchone() is None
     except sqlite3.DatabaseError as error:  # also: not a database at all
         raise _sqlite_away(name, path, error) from None
     finally:
@@ -310,7 +326,7 @@ def _sqlite_table(name: str, url: str, table: str) -> TableFacts | None:
     if primary:
         unique.append(primary)
     columns = {row[0]: Column(required=bool(row[1]) and row[2] is None and not row[3]) for row in rows}
-    return TableFacts(columns, unique)
+    return TableFacts(columns, unique, takes_rows=takes_rows)
 
 
 def _sqlite_away(name: str, path: Path, error: sqlite3.Error) -> Unreachable:

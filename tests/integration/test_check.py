@@ -236,6 +236,18 @@ def test_an_upsert_reads_the_columns_that_it_updates(postgres: str, worker_role:
     assert judged(postgres, f"grant select (total) on ledger to {worker_role}", role, **upsert) == set()
 
 
+@pytest.mark.parametrize(
+    ("view", "faults"),
+    [
+        ("view ledger as select id, total from book", set()),
+        ("view ledger as select distinct id, total from book", {"to.table"}),
+        ("materialized view ledger as select id, total from book", {"to.table"}),
+    ],
+)
+def test_a_view_that_takes_no_rows_is_a_fault(postgres: str, view: str, faults: set[str]) -> None:
+    assert judged(postgres, f"create table book (id text primary key, total int); create {view}") == faults
+
+
 def test_sqlite(make_topic: MakeTopic, write: Callable[[str], str], tmp_path: Path) -> None:
     log = make_topic(1)
     route = (

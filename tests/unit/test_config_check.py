@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 import tomllib
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -345,6 +347,29 @@ def test_a_file_that_is_no_database_is_a_sentence(tmp_path: Path) -> None:
 
     with pytest.raises(Unreachable, match=r"cannot be opened \(file is not a database\); .*correct the path"):
         look_at("shop", resource, "orders")
+
+
+def sqlite_faults(path: Path, ddl: str) -> list[str]:
+    """Make a file and return what is at fault with its table, for a route that inserts id and n."""
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(ddl)
+    findings = Findings()
+    facts = look_at("shop", ResourceConfig.model_validate({"url": f"sqlite:///{path}"}), "ledger")
+    judge_table(UPSERT.model_copy(update={"mode": "insert", "key": []}), facts, "to", findings)
+    return [fault.key for fault in findings.faults]
+
+
+@pytest.mark.parametrize(
+    ("ddl", "faults"),
+    [
+        ("create table ledger (id text, n integer)", []),
+        ("create table book (id text, n integer); create view ledger as select * from book", ["to.table"]),
+        (("create table book (id text, n integer); create view ledger as select * from book; create trigger entered "
+          "instead of insert on ledger begin insert into book values (new.id, new.n); end"), []),
+    ],
+)
+def test_a_view_in_a_file_takes_rows_by_a_trigger_only(tmp_path: Path, ddl: str, faults: list[str]) -> None:
+    assert sqlite_faults(tmp_path / "shop.db", ddl) == faults
 
 
 def test_settings_that_the_kafka_client_refuses_together_are_faults() -> None:
