@@ -309,13 +309,13 @@ def _sqlite_table(name: str, url: str, table: str) -> TableFacts | None:
         rows = info.fetchall()
         if not rows:
             return None
+        indexes = connection.execute(
+            'select name, origin from pragma_index_list(?, ?) where "unique" = 1 and not partial',
+            (bare, schema or "main"),
+        ).fetchall()
         unique = [
             frozenset(row[0] for row in connection.execute("select name from pragma_index_info(?)", (index,)))
-            for index, partial in connection.execute(
-                'select name, partial from pragma_index_list(?, ?) where "unique" = 1',
-                (bare, schema or "main"),
-            )
-            if not partial
+            for index, _ in indexes
         ]
         takes_rows = connection.execute(_SQLITE_VIEW, (bare,)).fetchone() is None
     except sqlite3.DatabaseError as error:  # also: not a database at all
@@ -325,7 +325,9 @@ def _sqlite_table(name: str, url: str, table: str) -> TableFacts | None:
     primary = frozenset(row[0] for row in rows if row[3])
     if primary:
         unique.append(primary)
-    columns = {row[0]: Column(required=bool(row[1]) and row[2] is None and not row[3]) for row in rows}
+    # A key that has no index is the rowid, to which SQLite gives a number by itself.
+    rowid = primary if "pk" not in {origin for _, origin in indexes} else frozenset()
+    columns = {row[0]: Column(required=bool(row[1]) and row[2] is None and row[0] not in rowid) for row in rows}
     return TableFacts(columns, unique, takes_rows=takes_rows)
 
 

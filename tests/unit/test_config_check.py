@@ -372,6 +372,22 @@ def test_a_view_in_a_file_takes_rows_by_a_trigger_only(tmp_path: Path, ddl: str,
     assert sqlite_faults(tmp_path / "shop.db", ddl) == faults
 
 
+@pytest.mark.parametrize(
+    ("ddl", "faults"),
+    [
+        ("create table ledger (line integer primary key, id text, n integer)", []),
+        ("create table ledger (line integer not null primary key, id text, n integer)", []),
+        ("create table ledger (line text primary key, id text, n integer)", []),  # a table with rowid takes NULL there
+        ("create table ledger (line text not null primary key, id text, n integer)", ["to.columns"]),
+        ("create table ledger (line integer primary key, id text, n integer) without rowid", ["to.columns"]),
+        ("create table ledger (line integer primary key default 0, id text, n integer) without rowid", []),
+        ("create table ledger (a integer not null, b integer not null, id text, n integer, primary key (a, b))", ["to.columns", "to.columns"]),
+    ],
+)
+def test_a_key_in_a_file_is_given_by_itself_only_where_it_is_the_rowid(tmp_path: Path, ddl: str, faults: list[str]) -> None:
+    assert sqlite_faults(tmp_path / "shop.db", ddl) == faults
+
+
 def test_settings_that_the_kafka_client_refuses_together_are_faults() -> None:
     long = read(tomllib.loads(TEXT + '[timing]\nsession_timeout = "10min"\n'), Path("/nowhere/relay.toml"), {})[1]
     few = TEXT.replace("[kafka]\n", '[kafka]\n"fetch.max.bytes" = 65536\n')
