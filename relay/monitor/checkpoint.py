@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
 from itertools import chain, groupby
@@ -125,11 +125,17 @@ class CheckpointFile:
     def _rewrite(self, index: DedupIndex, position: int, first: int) -> int:
         temporary = self._path.with_suffix(".new")
         temporary.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as file:
-            header = _block(_FACTS, orjson.dumps(_identity_facts(self._identity, first)))
-            _write(file, chain([header], _blocks(index.chunks(), index.topics, position)))
-            length = file.tell()
-        temporary.replace(self._path)
+        try:
+            with temporary.open("wb") as file:
+                header = _block(_FACTS, orjson.dumps(_identity_facts(self._identity, first)))
+                _write(file, chain([header], _blocks(index.chunks(), index.topics, position)))
+                length = file.tell()
+            temporary.replace(self._path)
+        except OSError:
+            # On a full disk, what did not fit would keep the room that others there wait for.
+            with suppress(OSError):
+                temporary.unlink()
+            raise
         _sync_directory(self._path.parent)
         return length
 

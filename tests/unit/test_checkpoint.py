@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -218,6 +219,23 @@ def test_a_file_that_cannot_be_written_costs_nothing_but_the_checkpoint(tmp_path
 
     index, loaded = store(tmp_path).load(0)
     assert (names_in(index), loaded.position, loaded.reason) == ({**EXPECTED, 99: 198}, 61, "")
+
+
+def test_what_of_a_checkpoint_does_not_fit_takes_no_room(tmp_path: Path) -> None:
+    one = store(tmp_path)
+    index, _ = one.open(0)
+    index.add_page(page(range(200)))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1024, before[1]))
+    try:
+        one.save(index, 60)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    assert list(tmp_path.iterdir()) == []
+    one.save(index, 60)
+    assert [path.name for path in tmp_path.iterdir()] == ["0.checkpoint"]
+    one.close(index)
 
 
 def test_a_database_that_cannot_be_opened_gives_way(tmp_path: Path) -> None:
