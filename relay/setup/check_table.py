@@ -48,7 +48,14 @@ where to_regclass(owned) is not null
 _COLUMNS: Final = f"""
 select a.attname, {IS_UNFILLED},
        has_column_privilege(a.attrelid, a.attnum, 'insert'), has_column_privilege(a.attrelid, a.attnum, 'update'),
-       has_column_privilege(a.attrelid, a.attnum, 'select'), a.attgenerated <> '', a.attidentity = 'a'
+       has_column_privilege(a.attrelid, a.attnum, 'select'), a.attgenerated <> '', a.attidentity = 'a',
+       coalesce((
+           select s.oid::regclass::text from pg_attrdef d
+           join pg_depend p on p.classid = 'pg_attrdef'::regclass and p.objid = d.oid and p.refclassid = 'pg_class'::regclass
+           join pg_class s on s.oid = p.refobjid
+           where d.adrelid = a.attrelid and d.adnum = a.attnum
+             and case when s.relkind = 'S' then not has_sequence_privilege(s.oid, 'usage, update') end limit 1
+       ), '')
 from pg_attribute a join pg_class c on c.oid = a.attrelid join pg_type t on t.oid = a.atttypid
 where a.attrelid = %s::oid and a.attnum > 0 and not a.attisdropped
 """  # noqa: S608 - no value is in it
@@ -84,7 +91,10 @@ where (partrelid = %(oid)s::oid or partrelid in (select relid from pg_partition_
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column as the database describes it to the worker's role; a ``numbered`` one takes a value by COPY only (identity, always)."""
+    """A column as the database describes it to the worker's role; a ``numbered`` one takes a value by COPY only (identity, always).
+
+    ``sequence`` is that of its default, if the role has no right to it.
+    """
 
     required: bool
     insert: bool = True
@@ -92,6 +102,7 @@ class Column:
     select: bool = True
     generated: bool = False
     numbered: bool = False
+    sequence: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +162,10 @@ def judge_table(to: TableDestination, facts: TableFacts | None, key: str, findin
         if column.required and name not in to.columns:
             problem = f"{to.table}.{name} must not be null, has no default and is not mapped"
             findings.fault(f"{key}.columns", "", problem, f"map {name}, or give it a default")
+        elif column.sequence and name not in to.columns:
+            problem = f"the default of {to.table}.{name} is a number of {column.sequence}, and the right to usage is missing"
+            remedy = f"grant usage on sequence {column.sequence} to the role of resources.{to.resource}.url"
+            findings.fault(f"{key}.columns", "", problem, remedy)
     if to.mode == "upsert" and frozenset(to.key) not in facts.unique:
         remedy = f"create a unique index on exactly ({', '.join(to.key)})"
         findings.fault(f"{key}.key", repr(to.key), f"{to.table} has no unique index on it", remedy)

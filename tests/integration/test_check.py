@@ -236,6 +236,14 @@ def test_an_upsert_reads_the_columns_that_it_updates(postgres: str, worker_role:
     assert judged(postgres, f"grant select (total) on ledger to {worker_role}", role, **upsert) == set()
 
 
+def test_a_default_of_a_sequence_takes_the_right_to_use_that(postgres: str, worker_role: str) -> None:
+    role, made = url_of(postgres, worker_role), "create table ledger (line bigserial, id text, total int); grant insert on ledger to "
+    grant = "grant usage on sequence ledger_line_seq to "
+
+    assert judged(postgres, made + worker_role, role) == {"to.columns"}
+    assert judged(postgres, grant + worker_role, role) == set()
+
+
 @pytest.mark.parametrize(
     ("view", "faults"),
     [
