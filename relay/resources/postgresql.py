@@ -290,6 +290,10 @@ def reaching(name: str) -> Iterator[None]:
         raise ConfigError(
             f"resources.{name}: the role has no right to the relay's tables ({_first_line(error)}); grant it"
         ) from error
+    except psycopg.errors.InvalidSchemaName as error:
+        raise ConfigError(
+            f"resources.{name}: {_first_line(error)}; create the schema that search_path names, or correct search_path"
+        ) from error
     except OSError as error:
         raise Unreachable(
             f"resources.{name}: {error.strerror or error}; this process is at one of its limits (`ulimit -a`)"

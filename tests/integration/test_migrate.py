@@ -275,6 +275,13 @@ def test_a_schema_that_hides_the_one_with_the_tables_gets_none_of_its_own(postgr
     assert resource.identity().uuid == uuid
 
 
+def test_a_search_path_that_names_no_schema_is_no_database_that_is_away(postgres: str) -> None:
+    resource = open_resource("shop", f"{postgres}{'&' if '?' in postgres else '?'}options=-csearch_path%3Dnowhere")
+
+    with pytest.raises(ConfigError, match="no schema has been selected to create in; create the schema"):
+        resource.create_tables()
+
+
 def test_what_cannot_be_migrated_is_said(kafka: str, relay_name: str, tmp_path: Path) -> None:
     route = '[routes.r]\nfrom = ["absent-topic"]\nto = { topic = "x" }\n'
     missing = runner.invoke(app, ["migrate", write(tmp_path / "relay.toml", kafka, relay_name, route)])
