@@ -83,12 +83,16 @@ class PartitionReader:
         """Return (low, high) as the broker says now; with a read_uncommitted handle, high is the high watermark."""
         place = TopicPartition(partition.topic, partition.partition)
         limit = self._clock() + self._deadline_s
+        is_new = False
         while True:
             try:
                 low, high = self._consumer.get_watermark_offsets(place, timeout=self._deadline_s)
             except KafkaException as error:
                 self.renew()
                 reason = kafka_error(error)
+                if reason is not None and reason.code() == KafkaError._UNKNOWN_PARTITION and not is_new:
+                    is_new = True  # One that was there before counts for minutes the partitions that it knew at first.
+                    continue
                 if reason is None or reason.code() not in LEADER_MOVES or self._clock() >= limit:
                     if unseen := unseen_because(self._consumer, partition.topic, error, self._deadline_s):
                         raise self._unread(f"the ends of {partition.topic}[{partition.partition}]", unseen) from error

@@ -15,6 +15,8 @@ from relay.audit.verify import verify
 from relay.capture.decisions import Unit, batch_unit
 from relay.cli.main import app
 from relay.config.loading import load
+from relay.config.timing import Timing
+from relay.kafka.topics import Topics
 from relay.message.errors import CaptureError, ConfigError, Unreachable
 from relay.spark import writing
 from relay.spark.deciding import abort_unit, commit_unit, mark
@@ -23,7 +25,7 @@ from relay.spark.options import WriteOptions, check_topics
 from relay.spark.writing import Appended, append_rows, attempts_of
 from tests.conftest import MakeRoute, MakeTopic
 from tests.raw_headers import append_raw
-from tests.routes import TopicRoute, read_all, wait_for
+from tests.routes import TopicRoute, ce, publish, read_all, wait_for
 
 UNIT = batch_unit("query", 3)
 
@@ -205,6 +207,17 @@ def test_a_stream_reads_what_is_decided_and_a_repeated_batch_the_same(route: Top
     assert after == ["c"]
     assert read_span(fresh, start, end) == before
     assert fresh.latestOffset() == reader.latestOffset()
+
+
+def test_a_stream_goes_on_where_its_topic_has_got_another_partition(route: TopicRoute) -> None:
+    """Brokers tell a client of it only when it asks for the topic anew, minutes later."""
+    reader = CommittedReader(options(route))
+    start = reader.latestOffset()
+    with Topics({"bootstrap.servers": route.kafka}, Timing()) as topics:
+        topics.grow(route.log, len(start) + 1)
+    publish(route.kafka, route.log, [(len(start), ce("/plain", "1"), b"new")])
+
+    assert read_span(reader, start, reader.latestOffset()) == ["new"]
 
 
 def test_a_header_that_no_client_can_read_does_not_end_a_stream(route: TopicRoute) -> None:
