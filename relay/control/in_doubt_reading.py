@@ -6,7 +6,7 @@ workers run or not; holds come from the last word of each worker, which outlives
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -17,16 +17,19 @@ from relay.config.routes import RouteConfig, TopicDestination
 from relay.control.status import PartitionView, RouteView
 from relay.control.status_reading import StatusReader
 from relay.delivery.compaction import why_untold
-from relay.delivery.evidence_reading import ProvenOffsets, decoded
+from relay.delivery.evidence_reading import BeginScan, MonitorView, ProvenOffsets, decoded
+from relay.delivery.position_note import committed_by
 from relay.delivery.stamped_outputs import outputs_of
-from relay.delivery.unshown import Outputs
+from relay.delivery.unshown import Outputs, vanished
 from relay.kafka import settings
+from relay.kafka.groups import Groups
 from relay.kafka.reading import PartitionReader
 from relay.kafka.topics import VISIBLE_S, TopicFacts, Topics
 from relay.message.errors import Stopped, Unreachable
 from relay.message.record import LogPartition
-from relay.monitor.entries import Begin, Page
+from relay.monitor.entries import Begin, Page, Proof
 from relay.monitor.in_doubt import Attempt, Doubt, Why, in_doubt
+from relay.monitor.index import DedupIndex
 from relay.monitor.resolution import (
     Kind,
     Resolution,
@@ -37,6 +40,7 @@ from relay.monitor.resolution import (
     of_offsets,
     uncovered,
 )
+from relay.monitor.rows import MemoryRows
 from relay.run import clock
 from relay.run.book import ControlBook
 from relay.run.following import control_topic
@@ -45,6 +49,8 @@ from relay.run.status_record import PartitionStatus, StatusRecord, Waiting
 from relay.run.topic_watch import kept
 
 DEADLINE_S: Final = 30.0
+Number = tuple[bytes, int]
+"""A transaction: its producer's instance, and n."""
 LOST: Final = "its payload has left the log unread: a person must let it go, or find it elsewhere"
 
 
@@ -124,6 +130,7 @@ class InDoubtReader:
         )
         self._status = StatusReader(config)
         self._topics = Topics(config.kafka, config.timing)
+        self._groups = Groups(config.kafka, config.timing)
         self.book = ControlBook(partial(control_topic, config), "relay indoubt")
         self.decided = Resolutions()
         self.stuck: list[Stuck] = []
@@ -140,6 +147,7 @@ class InDoubtReader:
         self.reader.close()
         self._stable.close()
         self._topics.close()
+        self._groups.close()
         self._status.__exit__(kind, error, trace)
 
     def items(self) -> list[Item]:
@@ -190,22 +198,23 @@ class InDoubtReader:
         attempts = [
             attempt
             for number in range(facts[topic].partitions)
-            for attempt in self._attempts(LogPartition(topic, number), proven, lags, route.to.topic)
+            for attempt in self._attempts(route, LogPartition(topic, number), proven, lags, positions)
         ]
         return in_doubt(positions, attempts, proven.found)
 
     def _attempts(
-        self, monitor: LogPartition, proven: ProvenOffsets, lags: Mapping[str, float], output: str
+        self, route: RouteConfig, monitor: LogPartition, proven: ProvenOffsets, lags: Mapping[str, float], inputs: Collection[LogPartition]
     ) -> Iterator[Attempt]:
         """Fold one monitor partition twice: what was begun, and of it what counts."""
-        begun: dict[bytes, tuple[int, int, Begin]] = {}
+        begun, since = BeginScan(0), dict[bytes, int]()
         span = self.reader.watermarks(monitor)
-        for offset, since, begin in _begins(self.reader, monitor, span):
-            begun[begin.instance] = (offset, since, begin)
+        for offset, at, begin in _begins(self.reader, monitor, span):
+            begun.begun(offset, begin)
+            since[begin.instance] = at
         # Taken after the high watermark: what is stable then is read below, the rest is still open.
         stable = self._stable.watermarks(monitor)[1]
         fold = proven.evidence()
-        visible: set[tuple[bytes, int]] = set()
+        visible: set[Number] = set()
         for records in self._stable.read({monitor: (span[0], min(span[1], stable))}):
             for record in records:
                 entry = decoded(record)
@@ -213,20 +222,36 @@ class InDoubtReader:
                     fold.add(record.offset(), entry)
                     if isinstance(entry, Begin):
                         visible.add((entry.instance, entry.n))
-        for offset, since, begin in begun.values():
-            if not fold.is_ended(begin.instance, begin.n):
-                why = Why.OPEN if offset >= stable else Why.ABORTED
-                if why is Why.ABORTED and (begin.instance, begin.n) in visible:
-                    why = self._of_torn(begin, fold.pending(begin.instance, begin.n), lags, output)
-                yield Attempt(begin, since, why)
+        left = {(one.instance, one.n): (at, one) for at, one in begun.last.values() if not fold.is_ended(one.instance, one.n)}
+        aborted = [one for key, (at, one) in left.items() if at < stable and key not in visible]
+        view = MonitorView(monitor.partition, DedupIndex(monitor.partition, MemoryRows()), fold, 0, 0, scan=begun)
+        may_ask = any(lags or self._has_lost(route, one) for one in aborted)
+        gone = self._vanished(route, monitor.topic, view, span, inputs) if may_ask else {}
+        for key, (at, begin) in left.items():
+            why = Why.OPEN if at >= stable else Why.ABORTED
+            if why is Why.ABORTED and (key in visible or key in gone):
+                why = self._of_torn(route, begin, gone[key] if key in gone else fold.pending(*key), lags)
+            yield Attempt(begin, since[begin.instance], why)
 
-    def _of_torn(self, begin: Begin, pages: list[Page], lags: Mapping[str, float], output: str) -> Why:
+    def _vanished(
+        self, route: RouteConfig, monitor: str, view: MonitorView, span: tuple[int, int], inputs: Collection[LogPartition]
+    ) -> dict[Number, list[Page]]:
+        """Return what was aborted in the monitor only, with its entries: the owner settles it like what is torn."""
+        stored_by = committed_by(self._groups.stored(self.config.group_id(route.name), inputs))
+        found = vanished(self.reader, self._stable, monitor, [view], {view.partition: span}, stored_by, self._today(route))
+        return {(one.begin.instance, one.begin.n): [page for page in one.pages if page.proof is Proof.SEALED] for one in found}
+
+    def _of_torn(self, route: RouteConfig, begin: Begin, pages: list[Page], lags: Mapping[str, float]) -> Why:
         """The owner judges by the same: what one leaves to a person the other must let a person decide."""
-        gone = isinstance(outputs_of(begin, self._today(output), self.reader), str)
-        return Why.UNREADABLE if gone or why_untold(self.reader, begin, pages, lags) else Why.UNSEALED
+        is_gone = self._has_lost(route, begin) or why_untold(self.reader, begin, pages, lags)
+        return Why.UNREADABLE if is_gone else Why.UNSEALED
 
-    def _today(self, output: str) -> Outputs:
-        letters = self.config.deadletter_topic
+    def _has_lost(self, route: RouteConfig, begin: Begin) -> bool:
+        return isinstance(outputs_of(begin, self._today(route), self.reader), str)
+
+    def _today(self, route: RouteConfig) -> Outputs:
+        assert isinstance(route.to, TopicDestination)
+        output, letters = route.to.topic, self.config.deadletter_topic
         facts = self._topics.describe([output, letters], settings=False, wait_s=VISIBLE_S)
         deads = frozenset(_places(facts, letters))
         return Outputs([*_places(facts, output), *deads], deads, facts[output].topic_id if output in facts else b"")

@@ -34,6 +34,10 @@ class Groups:
         Offsets of open transactions are not in it, and are not waited for. Raises Unreachable, or ConfigError where
         a right is missing.
         """
+        return {place: offset for place, (offset, _) in self.stored(group, partitions).items()}
+
+    def stored(self, group: str, partitions: Iterable[LogPartition]) -> dict[LogPartition, tuple[int, str]]:
+        """The same, with the note that was stored beside each."""
         wanted = [TopicPartition(place.topic, place.partition) for place in partitions]
         if not wanted:
             return {}
@@ -44,7 +48,7 @@ class Groups:
         for place in found:
             if place.error is not None:
                 raise _sentence(KafkaException(place.error), group)
-        return {LogPartition(place.topic, place.partition): place.offset for place in found if place.offset >= 0}
+        return {LogPartition(place.topic, place.partition): (place.offset, place.metadata or "") for place in found if place.offset >= 0}
 
     def close(self) -> None:
         """Let go of the handles."""

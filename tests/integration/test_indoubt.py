@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import (
     AdminClient,
     NewTopic,
@@ -18,6 +18,8 @@ from confluent_kafka.admin import (
 from typer.testing import CliRunner
 
 from relay.cli.main import app
+from relay.config.loading import load
+from relay.delivery.position_note import read_note
 from relay.monitor.entries import Begin, InputRange, OutputStart, Page, decode, encode
 from relay.run.restarts import ExitCode
 from tests.cluster_changes import make_topics, set_topic
@@ -124,16 +126,35 @@ def unreadable(route: TopicRoute, admin: AdminClient, *, how: str) -> None:
         "x", f"{route.name}.x", b"i" * 16, 1, -1, [InputRange(route.log, 0, 0, 4)], [OutputStart(out, 0, 0)],
         output_id=b"o" * 16 if how == "a namesake" else b"",
     )  # fmt: skip
-    producer = Producer({"bootstrap.servers": route.kafka})
     key, value = encode(begin)
-    producer.produce(f"{route.name}.main.monitor", value, key, 0)
-    if how == "trimmed":
+    producer = Producer({"bootstrap.servers": route.kafka})
+    if how == "vanished":
+        vanish(route, begin)
+    else:
+        producer.produce(f"{route.name}.main.monitor", value, key, 0)
+    if how in ("trimmed", "vanished"):
         producer.produce(route.out, b"what was there", partition=0)
     assert producer.flush(20) == 0
-    if how == "trimmed":
+    if how in ("trimmed", "vanished"):
         delete_below(admin, route.out, 1)
     elif how == "compacted":
         set_topic(admin, route.out, "cleanup.policy", "compact")
+
+
+def vanish(route: TopicRoute, begin: Begin) -> None:
+    """Its part in the monitor hung and was aborted, and the position, which an undecided capture held back, was stored."""
+    key, value = encode(begin)
+    producer = Producer({"bootstrap.servers": route.kafka, "transactional.id": begin.transactional_id})
+    producer.init_transactions(20)
+    producer.begin_transaction()
+    producer.produce(f"{route.name}.main.monitor", value, key, 0)
+    assert producer.flush(20) == 0, "an abort drops what is not sent"
+    producer.abort_transaction(20)
+    consumer = Consumer({"bootstrap.servers": route.kafka, "group.id": load(route.path).group_id("main")})
+    (stored,) = consumer.committed([TopicPartition(route.log, 0)], 20)
+    note = read_note(stored.metadata)._replace(instance=begin.instance, n=begin.n)
+    consumer.commit(offsets=[TopicPartition(route.log, 0, stored.offset, metadata=note.text)], asynchronous=False)
+    consumer.close()
 
 
 def proofs(route: TopicRoute) -> dict[int, str | None]:
@@ -146,7 +167,7 @@ def proofs(route: TopicRoute) -> dict[int, str | None]:
     return found
 
 
-@pytest.mark.parametrize("how", ["trimmed", "compacted", "a namesake", "no more"])
+@pytest.mark.parametrize("how", ["trimmed", "compacted", "a namesake", "no more", "vanished"])
 def test_a_delivery_that_no_output_can_tell_is_entered_or_delivered_as_told(
     make_route: MakeRoute, kafka_admin: AdminClient, how: str
 ) -> None:
