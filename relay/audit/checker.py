@@ -79,6 +79,7 @@ class State(NamedTuple):
     ``told`` are the offsets of which a person said that they were delivered, and the owner obeyed. ``dying`` are the
     digests that the inbox calls dead: their dead letters follow that commit, by the next recovery at the latest.
     ``redriven`` are those whose dead letters a redrive took back. ``second`` are those with an effect whose letter stands.
+    ``expired`` are those that were delivered from a record which has left the log, if the destination may have forgotten that, too.
     """
 
     positions: Mapping[LogPartition, int]
@@ -91,6 +92,7 @@ class State(NamedTuple):
     dying: Collection[bytes] = ()
     redriven: Collection[bytes] = ()
     second: SecondOutcomes = SecondOutcomes()
+    expired: Collection[bytes] = ()
 
 
 class CommitOrder:
@@ -145,11 +147,12 @@ class Checker:
     """Holds effects against the ledger, one after the other, and concludes.
 
     ``apart`` are the messages that stood outside of their lane's order: dead letters, redriven or not; so does what lies in
-    two partitions of the log. ``memory`` says of which effects without a message nothing can be said.
+    two partitions of the log. ``memory`` says of which effects without a message nothing can be said. Of what is ``replaced``
+    the log has a repeat only, and so neither place nor content of what was delivered.
     """
 
     def __init__(
-        self, ledger: Ledger, *, ordered: bool, apart: Iterable[bytes] = (), memory: Memory | None = None
+        self, ledger: Ledger, *, ordered: bool, apart: Iterable[bytes] = (), memory: Memory | None = None, replaced: Iterable[bytes] = ()
     ) -> None:
         self.findings = Findings()
         self.unknown: dict[bytes, tuple[Place | str, int]] = {}
@@ -157,7 +160,8 @@ class Checker:
         self._ledger = ledger
         self._memory = memory or Memory()
         self._ordered = ordered
-        self._apart = {row for digest in apart if (row := ledger.index.get(digest)) is not None} | ledger.scattered
+        self._replaced = {ledger.index[digest] for digest in replaced}
+        self._apart = {row for digest in apart if (row := ledger.index.get(digest)) is not None} | ledger.scattered | self._replaced
         self._times = bytearray(len(ledger))
         self._highest: list[dict[int, int]] = []
         self._homes = array("i", [-1]) * (max(ledger.lane, default=-1) + 1)
@@ -178,7 +182,7 @@ class Checker:
                 self.findings.blame("duplicates", Place(*partitions[number], offset), "a second effect")
                 continue
             times[row] = 1
-            if content != contents[row]:
+            if content != contents[row] and row not in self._replaced:
                 self.findings.blame(
                     "altered", Place(*partitions[number], offset), "key or value differ from the log's"
                 )
@@ -381,6 +385,8 @@ class Checker:
             verdict = "skipped", ""
         elif digest in state.dying:
             verdict = "unseen", "its death is in the inbox, its dead letter is still to come"
+        elif digest in state.expired:
+            verdict = "expired", ""
         elif outcome == DEAD:
             verdict = "lost", "recorded as dead, but there is no dead letter of it"
         elif outcome is not None and _lies_in(place, state.told):

@@ -17,7 +17,10 @@ Watch = Callable[[str, int, int], None]
 
 @dataclass
 class Seen:
-    """What was read before the log; ``later`` is the evidence and ``lows`` are the log's beginnings after it."""
+    """What was read before the log; ``later`` is the evidence and ``lows`` are the log's beginnings after it.
+
+    Of what is ``replaced`` the log has a repeat only.
+    """
 
     positions: dict[LogPartition, int]
     evidence: Evidence
@@ -28,3 +31,4 @@ class Seen:
     lows: dict[LogPartition, int] = field(default_factory=dict)
     later: Evidence = field(default_factory=Evidence)
     memory: Memory = field(default_factory=Memory)
+    replaced: set[bytes] = field(default_factory=set)

@@ -181,7 +181,8 @@ class _RouteAudit:
             # Whatever has both a dead letter and an effect was redriven; that it lags is what it was redriven for.
             letters = seen.deaths.letters
             apart = letters.standing | letters.redriven | seen.later.redriven()
-            checker = Checker(ledger, ordered=route.order != "none", apart=apart, memory=seen.memory)
+            seen.replaced = _replaced(seen.later, ledger, lows)
+            checker = Checker(ledger, ordered=route.order != "none", apart=apart, memory=seen.memory, replaced=seen.replaced)
             if isinstance(to, TopicDestination):
                 identify = self._identity()
                 batches = self._scan.read(seen.outputs, self._progress(f"output {to.topic}", seen.outputs))
@@ -318,6 +319,7 @@ class _RouteAudit:
             seen.deaths.beside(
                 letters.deaths_of(checker.met(letters.standing)), lambda deaths: self._since(seen.evidence).proven(deaths)
             ),
+            seen.replaced if any(low for low, _high in seen.outputs.values()) else (),
         )
         findings = checker.conclude(state, expired)
         self._note_forgotten(findings, lows, seen)
@@ -417,6 +419,19 @@ class _RouteAudit:
             self._watch(f"{self._route.name}: {step}", sum(done.values()), total)
 
         return moved
+
+
+def _replaced(later: Evidence, ledger: Ledger, lows: Mapping[LogPartition, int]) -> set[bytes]:
+    """Return the messages that were delivered from a record which has left the log, where it has a repeat now."""
+    if not any(lows.values()) and later.partitions <= lows.keys():
+        return set()
+    found = set()
+    for entry in later.proven_of(ledger.index):
+        place = ledger.place(ledger.index[entry.digest])
+        is_here = (*entry.partition, entry.offset) == place
+        if entry.outcome == DELIVERED and entry.offset != UNKNOWN_OFFSET and not is_here and _has_left(entry, lows):
+            found.add(entry.digest)
+    return found
 
 
 def _has_left(entry: Proven, lows: Mapping[LogPartition, int]) -> bool:

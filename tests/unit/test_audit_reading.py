@@ -9,10 +9,12 @@ import pytest
 
 from relay.kafka.scan import Scanned
 from relay.message.record import LogPartition
-from relay.monitor.entries import DEAD, Begin, InputRange, Seal
+from relay.monitor.entries import DEAD, Begin, InputRange, Page, Proof, Seal
 from tests.integration.audit_site import wrong
 from tests.routes import ce
 from tests.unit.audited import BY_ID, BY_SOURCE, LOG, MORE, OWN_SQL, UPSERT, Make, places
+
+TO_TOPIC = 'to = { topic = "out" }'
 
 
 @pytest.fixture
@@ -326,3 +328,40 @@ def test_a_log_that_begins_where_the_route_started_has_lost_nothing_of_it(make: 
     place.stand_at(2)
 
     assert wrong(place.audit()) == {"phantoms": 1}
+
+
+@pytest.mark.parametrize("to", [TO_TOPIC, BY_SOURCE], ids=["topic", "table"])
+def test_a_repeat_whose_first_has_left_the_log_is_neither_reordered_nor_altered(make: Make, to: str) -> None:
+    place = make(to)
+    digests = [place.write(name) for name in "abc"]
+    for number, (name, digest) in enumerate(zip("abc", digests, strict=True)):
+        applied = [] if to == TO_TOPIC else [number]
+        place.record(Page("w", bytes(16), number, Proof.PROVEN, None, LOG, 0, digest, bytes(8), [number], bytes(1), b"", applied))
+        if to == TO_TOPIC:
+            place.output(name, bytes(16), number)
+        else:
+            place.row(name)
+    place.cluster.append(LOG, b"k", b"of another content", ce("/a", "a"))
+    place.stand_at(4)
+
+    for low in (0, 1):
+        place.cluster.low[LOG] = low
+        assert wrong(place.audit()) == {}
+    place.cluster.low["out"] = 1
+    report = place.audit()
+    assert (wrong(report), report.findings.expired) == ({}, int(to == TO_TOPIC)), "what was delivered has left the output as well"
+
+
+def test_what_the_log_still_has_is_judged_although_it_has_a_repeat(make: Make) -> None:
+    place = make(TO_TOPIC)
+    place.write("old")
+    place.enter(*[place.write(name) for name in "ab"], first=1)
+    place.write("a")
+    for name in "ba":
+        place.output(name, bytes(16), 1)
+    place.stand_at(4)
+    place.cluster.low[LOG] = place.cluster.low["out"] = 1
+
+    assert wrong(place.audit()) == {"lost": 1}
+    place.cluster.low["out"] = 0
+    assert wrong(place.audit()) == {"reordered": 1}
