@@ -157,6 +157,8 @@ class Checker:
         self.findings = Findings()
         self.unknown: dict[bytes, tuple[Place | str, int]] = {}
         """Effects of no captured message: the last one's place and their number, by digest or match."""
+        self.further: dict[bytes, int] = {}
+        """Rows beyond the messages of their name, by match, that may be other routes'."""
         self._ledger = ledger
         self._memory = memory or Memory()
         self._ordered = ordered
@@ -199,16 +201,27 @@ class Checker:
             if self._homes[lane] != number:
                 self._settle_home(lane, number)
 
-    def rows(self, matches: Iterable[bytes], table: str) -> None:
-        """Take the rows of a table, each as what it is known by: the ledger's match, or the digest."""
+    def rows(self, matches: Iterable[bytes], table: str, *, may_be_others: bool = False) -> None:
+        """Take the rows of a table, each as what it is known by: the ledger's match, or the digest.
+
+        Those beyond the messages of that name wait in ``further``, if they may be other routes'.
+        """
         ledger = self._ledger
         find = ledger.matches.get if ledger.matches else ledger.index.get
         for match in matches:
             row = find(match)
             if row is None:
                 self.stranger(match, f"a row of {table}")
+            elif may_be_others and self._times[self._namesake(match, row)]:
+                self.further[match] = self.further.get(match, 0) + 1
             else:
                 self.effect(self._namesake(match, row), f"a row of {table}")
+
+    def not_others(self, matches: Iterable[bytes], table: str) -> None:
+        """Take further rows of these names for effects of the own messages."""
+        for match in matches:
+            for _ in range(self.further.pop(match)):
+                self.effect(self._ledger.matches[match], f"a row of {table}")
 
     def is_met(self, match: bytes) -> bool:
         """Has the message that a table knows by this name an effect so far?"""

@@ -50,6 +50,7 @@ class StoredEffects:
             if nameless or ledger.nameless:
                 self._nameless(checker, ledger, seen, to, nameless)
             self._leave_to_others(checker, ledger, seen, to)
+            self._leave_further(checker, seen, to)
             if not readers.is_sourced(to) and checker.has_strangers:
                 # The monitor has other names for them, but as many as it has of messages that have left the log.
                 checker.expire(self._older(checker, ledger, seen) - checker.findings.expired)
@@ -105,6 +106,21 @@ class StoredEffects:
             )
         for digest in strangers:
             del checker.unknown[digest]
+
+    def _leave_further(self, checker: Checker, seen: Seen, to: TableDestination) -> None:
+        """Take no further row of an id for a duplicate that may be of another route's message of that id."""
+        if not checker.further:
+            return
+        others = neighbours(self._config, self._route)
+        found = self._by_id(others, checker.further.keys(), seen, to)
+        if found is not None:
+            checker.not_others(checker.further.keys() - found, to.table)
+        if checker.further:
+            names = ", ".join(route.name for route in others)
+            self._notes.append(
+                f"{len(checker.further)} ids in {to.table} have more rows than messages of this route; they may be those of {names}: map a "
+                "column from ce:source so that they can be told"
+            )
 
     def _theirs(self, others: Iterable[RouteConfig], wanted: Collection[bytes] | None) -> set[bytes]:
         """Return which of the digests (None: of all) other routes say that they have delivered."""
@@ -228,6 +244,6 @@ class StoredEffects:
                 else:
                     nameless += 1
 
-        checker.rows(matches(), to.table)
+        checker.rows(matches(), to.table, may_be_others=not sourced and bool(neighbours(self._config, self._route)))
         self._watch(f"{self._route.name}: table {to.table}", len(ledger), len(ledger))
         return nameless

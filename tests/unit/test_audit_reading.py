@@ -180,6 +180,24 @@ def test_rows_without_an_id_of_another_route_are_no_duplicates(make: Make) -> No
     assert any("other" in note for note in report.findings.notes)
 
 
+def test_a_second_row_of_an_id_is_no_duplicate_where_another_routes_log_has_that_id(make: Make) -> None:
+    place = make(BY_ID, more=f'[routes.other]\nfrom = ["{MORE}"]\n{BY_ID}')
+    place.cluster.logs |= {MORE: [], place.config.monitor_topic("other"): []}
+    for name in "12":
+        place.write(name)
+        place.row(name)
+    place.write("1", "/b", topic=MORE)
+    place.row("1")
+    place.stand_at(2)
+
+    report = place.audit()
+
+    assert wrong(report) == {}
+    assert any("1 ids in ledger have more rows" in note for note in report.findings.notes)
+    place.row("2")
+    assert wrong(place.audit()) == {"duplicates": 1}, "that log lacks it"
+
+
 def test_a_redrive_that_ends_while_the_audit_reads_leaves_no_second_outcome(make: Make) -> None:
     place = make('to = { topic = "out" }')
     digest = place.write("1")
