@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Final, NamedTuple
 
@@ -67,6 +67,8 @@ class HangingTransactions:
         self._monitor = monitor_topic
         self._today = today
         self._rounds: Counter[tuple[str, LogPartition]] = Counter()
+        self._touches: dict[tuple[LogPartition, int], str] = {}
+        """Under whose id the records were written that touch places, by offset: their markers may be left out as well."""
 
     def end(
         self,
@@ -83,6 +85,7 @@ class HangingTransactions:
         hanging = reader.still_open(ends, WAIT_S)
         for known in [known for known in self._rounds if known[1] not in hanging]:
             del self._rounds[known]
+        self._touches = {at: one for at, one in self._touches.items() if at[0] in hanging}
         if not hanging:
             return
         firsts, found = self._found(scanner, reader, {place: ends[place] for place in sorted(hanging)})
@@ -106,6 +109,9 @@ class HangingTransactions:
                     aborting[names[instance]].append(place)
                 if surely:
                     sure.add(place)  # the last stable offset is at the first record of what is open: no stranger's
+        for place, toucher in self._hanging_touches(reader):
+            aborting[toucher].append(place)
+            sure.add(place)
         ended = [self._end_under(one, places, sure, commit=False) for one, places in sorted(aborting.items())]
         ended += [self._end_under(one, places, sure, commit=True) for one, places in sorted(committing.items())]
         if any(ended):
@@ -131,6 +137,13 @@ class HangingTransactions:
         membership = group.membership()
         for one in sorted({begin.transactional_id for begin in _last_begins(views)} - {self._own}):
             self._touch(one, (), self._unasked(assigned), membership, commit=False)
+
+    def _hanging_touches(self, reader: Reader) -> Iterator[tuple[LogPartition, str]]:
+        """Yield the places where a touch is the first record that nobody can read, and its id: the next commit under that would show it."""
+        for place in sorted({place for place, _ in self._touches}):
+            toucher = self._touches.get((place, reader.watermarks(place)[1]))
+            if toucher is not None:
+                yield place, toucher
 
     def _unasked(self, assigned: Sequence[LogPartition]) -> dict[LogPartition, int]:
         return {LogPartition(self._monitor, assigned[0].partition): 0}
@@ -165,6 +178,7 @@ class HangingTransactions:
         for place in places:
             transaction.produce(place, TOUCH, None)
         transaction.flush()
+        self._touches.update(((place, transaction.acked[place]), transactional_id) for place in places)
         if positions:
             transaction.send_offsets(positions, {}, membership)
         crash_point("recovery.ending")

@@ -421,3 +421,26 @@ def test_under_whose_id_and_how_what_hangs_is_ended(
         found.end(reader, reader, [seen], {place: 30}, ())
 
     assert done == ([(ended[0], [place], *ended[1:])] if ended else [])
+
+
+@pytest.mark.parametrize(("stable", "ended"), [(3, ["own"]), (4, ["own"]), (2, [])], ids=["the first", "the last", "somebody else's"])
+def test_a_touch_that_hangs_itself_is_ended_until_it_is_over(stable: int, ended: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is nobody's by its marks, so it was given up after two rounds, and the next commit under its id showed it to readers."""
+    kafka = MemoryKafka()
+    other = kafka.transaction("other")
+    other.init()
+    for _ in range(3):
+        other.produce(OUT, None, b"v")
+    found, done = hangings(kafka), list[Any]()
+    for _ in range(hanging.ROUNDS_MAX):
+        found._end_under("own", [OUT], (), commit=False)
+    monkeypatch.setattr(found, "_found", lambda *_: ({OUT: b""}, {OUT: {b"": 1}}))
+    monkeypatch.setattr(found, "_committed", lambda *_: {})
+    monkeypatch.setattr(found, "_touch", lambda one, places, *_, commit: done.append((one, places, commit)))
+    reader: Any = SimpleNamespace(still_open=lambda *_: {OUT}, watermarks=lambda _: (0, stable))
+
+    for _ in range(3):
+        with pytest.raises(Retriable) if ended else nullcontext():
+            found.end(reader, reader, [], {OUT: 6}, ())
+
+    assert done == [(one, [OUT], False) for one in ended for _ in range(3)]
