@@ -101,7 +101,7 @@ def webhook(
         library.URL(target.url)
     except library.InvalidURL:
         raise ConfigError(f"webhook({target.shown}): that is no address; write https://HOST/PATH, percent-encoded") from None
-    _check(queue, timeout_s, connect_timeout_s, key_header, answers or {}, tls)
+    _check(queue, timeout_s, connect_timeout_s, key_header, answers or {}, content_type, tls)
     given = headers if headers is None or callable(headers) else _checked(headers)
     sending = Webhook(
         target, library, given, timeout_s, connect_timeout_s, key_header, key, {**ANSWERS, **(answers or {})}, content_type, tls
@@ -386,8 +386,11 @@ def _check(
     connect_timeout_s: float,
     key_header: str,
     answers: Mapping[int, Answer],
+    content_type: str,
     tls: ssl.SSLContext | None,
 ) -> None:
+    if not isinstance(content_type, str) or not content_type or not _VALUE.fullmatch(content_type):
+        raise ConfigError(f"webhook({queue!r}, content_type={content_type!r}): that is no media type; write for example application/json")
     for name, seconds in (("timeout_s", timeout_s), ("connect_timeout_s", connect_timeout_s)):
         if not 0 < seconds <= TIMEOUT_S_MAX:
             raise ConfigError(f"webhook({queue!r}, {name}={seconds}): give seconds, up to {TIMEOUT_S_MAX:g}")
