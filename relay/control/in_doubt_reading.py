@@ -134,6 +134,7 @@ class InDoubtReader:
         self.book = ControlBook(partial(control_topic, config), "relay indoubt")
         self.decided = Resolutions()
         self.stuck: list[Stuck] = []
+        self._today: dict[str, Outputs] = {}
         self.notes: list[str] = []
         self.unseen: Unreachable | None = None
         self.unreadable: dict[str, Stopped] = {}
@@ -188,6 +189,7 @@ class InDoubtReader:
         """Return the deliveries in doubt of a topic route, from its monitor."""
         positions = {LogPartition(p.topic, p.partition): p.position or 0 for p in view.partitions}
         assert isinstance(route.to, TopicDestination)
+        self._today.pop(route.name, None)
         topic = self.config.monitor_topic(route.name)
         facts = self._topics.describe([topic], settings=False)
         if topic not in facts:
@@ -238,7 +240,7 @@ class InDoubtReader:
     ) -> dict[Number, list[Page]]:
         """Return what was aborted in the monitor only, with its entries: the owner settles it like what is torn."""
         stored_by = committed_by(self._groups.stored(self.config.group_id(route.name), inputs))
-        found = vanished(self.reader, self._stable, monitor, [view], {view.partition: span}, stored_by, self._today(route))
+        found = vanished(self.reader, self._stable, monitor, [view], {view.partition: span}, stored_by, self._outputs(route))
         return {(one.begin.instance, one.begin.n): [page for page in one.pages if page.proof is Proof.SEALED] for one in found}
 
     def _of_torn(self, route: RouteConfig, begin: Begin, pages: list[Page], lags: Mapping[str, float]) -> Why:
@@ -247,14 +249,17 @@ class InDoubtReader:
         return Why.UNREADABLE if is_gone else Why.UNSEALED
 
     def _has_lost(self, route: RouteConfig, begin: Begin) -> bool:
-        return isinstance(outputs_of(begin, self._today(route), self.reader), str)
+        return isinstance(outputs_of(begin, self._outputs(route), self.reader), str)
 
-    def _today(self, route: RouteConfig) -> Outputs:
-        assert isinstance(route.to, TopicDestination)
-        output, letters = route.to.topic, self.config.deadletter_topic
-        facts = self._topics.describe([output, letters], settings=False, wait_s=VISIBLE_S)
-        deads = frozenset(_places(facts, letters))
-        return Outputs([*_places(facts, output), *deads], deads, facts[output].topic_id if output in facts else b"")
+    def _outputs(self, route: RouteConfig) -> Outputs:
+        """Return where a route delivers to now, as of this look: asked for once, and only where something is torn."""
+        if route.name not in self._today:
+            assert isinstance(route.to, TopicDestination)
+            output, letters = route.to.topic, self.config.deadletter_topic
+            facts = self._topics.describe([output, letters], settings=False, wait_s=VISIBLE_S)
+            deads, topic_id = frozenset(_places(facts, letters)), facts[output].topic_id if output in facts else b""
+            self._today[route.name] = Outputs([*_places(facts, output), *deads], deads, topic_id)
+        return self._today[route.name]
 
     def _doubtful(self, route: RouteConfig, doubt: Doubt) -> Item:
         subject = of_offsets(Kind.DELIVERY, route.name, doubt.place, doubt.first, doubt.next)
