@@ -20,8 +20,6 @@ AT_ONCE: Final = 100
 
 Wanted = tuple[MessageView, str, str | None]
 """A message, a subscriber for whom it was UNUSABLE, and the cause."""
-
-
 _AGAIN: Final = (PublisherState.REVEALED, PublisherState.JOURNALLED)
 """States in which a message may be given again: not one that was withdrawn."""
 
@@ -50,13 +48,14 @@ def chosen(store: QueueStore, wanted: Filter) -> Iterator[MessageView]:
 
 def redrivable(store: QueueStore, wanted: Filter, limit: int) -> Iterator[MessageView]:
     """Yield up to ``limit`` messages that a filter chooses, without those that nobody would be given again: they stay, and would use it up."""
-    known = store.settings.group_of
-    views = (
-        view
-        for view in chosen(store, wanted)
-        if view.state in _AGAIN and any(known(name) is not None for name, _ in unusable_for(view, wanted.subscriber))
-    )
+    views = (view for view in chosen(store, wanted) if view.state in _AGAIN and any(_wanted(store, view, wanted.subscriber)))
     return islice(views, limit)
+
+
+def _wanted(store: QueueStore, view: MessageView, subscriber: str | None) -> Iterator[Wanted]:
+    """Yield what may be given again of a message: not to subscribers that are configured no more."""
+    known = store.settings.group_of
+    return ((view, name, cause) for name, cause in unusable_for(view, subscriber) if known(name) is not None)
 
 
 def unusable_for(view: MessageView, subscriber: str | None) -> list[tuple[str, str | None]]:
@@ -89,8 +88,7 @@ def redrive(
     ``at_once`` of them are one unit of the store: with a disk's confirmation for each, a hundred thousand take minutes. What
     is yielded was done.
     """
-    known = store.settings.group_of
-    wanted = ((view, *one) for view in views for one in unusable_for(view, subscriber) if known(one[0]) is not None)
+    wanted = (one for view in views for one in _wanted(store, view, subscriber))
     while some := list(islice(wanted, at_once)):
         parts = deque([some])
         while parts:
