@@ -212,10 +212,12 @@ class Checker:
             row = find(match)
             if row is None:
                 self.stranger(match, f"a row of {table}")
-            elif may_be_others and self._times[self._namesake(match, row)]:
+                continue
+            row = self._namesake(match, row)
+            if may_be_others and self._times[row]:
                 self.further[match] = self.further.get(match, 0) + 1
             else:
-                self.effect(self._namesake(match, row), f"a row of {table}")
+                self.effect(row, f"a row of {table}")
 
     def not_others(self, matches: Iterable[bytes], table: str) -> None:
         """Take further rows of these names for effects of the own messages."""
