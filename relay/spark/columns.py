@@ -36,16 +36,17 @@ def kafka_columns(
     key, else the id, places the row, as ``publish`` would; without, the sink does, and the id is the key of a row that has none. The
     relay then takes the first of each (source, id).
     """
+    text = _column(id).cast("string")  # Spark takes a number's own bytes for binary
     attributes = {
         "ce_specversion": sql.lit("1.0"),
-        "ce_id": named(_column(id).cast("string")),
+        "ce_id": named(text),
         "ce_source": _literal(source),
         "ce_type": _literal(type),
         "ce_subject": _optional(subject),
         "ce_time": None if time is None else utc_text(df, time),
         "content-type": None if content_type is None else _literal(content_type),
     }
-    identifier = _column(id).cast("string").cast("binary")  # of a number itself Spark would take the bytes
+    identifier = text.cast("binary")
     given = identifier if key is None else _column(key).cast("binary")
     placed = sql.coalesce(given, identifier)
     columns = [
