@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     )
     from relay.resources.port import RowLocked
     from relay.work.coroutines import AwaitedDatabase
-    from relay.work.desks import CallOver, Database
+    from relay.work.desk import CallOver
+    from relay.work.desks import Database
     from relay.work.further import FurtherDatabase
     from relay.work.message import Message
     from relay.work.subscriber import Handler, Later, Unusable, subscriber
@@ -63,7 +64,8 @@ _PLACES: Final = {
     ),
     "resources.port": ("RowLocked",),
     "work.coroutines": ("AwaitedDatabase",),
-    "work.desks": ("CallOver", "Database"),
+    "work.desk": ("CallOver",),
+    "work.desks": ("Database",),
     "work.further": ("FurtherDatabase",),
     "work.message": ("Message",),
     "work.subscriber": ("Handler", "Later", "Unusable", "subscriber"),

@@ -23,7 +23,10 @@ from relay.run.queue_keeper import JournalKeeper
 from relay.run.queues import address, bind_queue, open_queue, queue_of
 from relay.work.backoff import Backoff
 from relay.work.coroutines import AwaitedRunner
-from relay.work.desks import Desk, Desks, PostgresqlDesk, SqliteDesk
+from relay.work.desk import Desk
+from relay.work.desk_postgresql import PostgresqlDesk
+from relay.work.desk_sqlite import SqliteDesk
+from relay.work.desks import Desks
 from relay.work.further import Connections, Further, FurtherDatabase
 from relay.work.locked import locked
 from relay.work.mark import Mark

@@ -18,7 +18,8 @@ import structlog
 from relay.message.errors import RelayError
 from relay.run import schedule
 from relay.run.crash import crash_point
-from relay.work.desks import OVER, CallOver, Database, LeftToTheRelay
+from relay.work.desk import OVER, CallOver
+from relay.work.desks import Database, LeftToTheRelay
 from relay.work.dispatch import Dispatch, Ended, Work
 from relay.work.further import FurtherDatabase
 from relay.work.hands import UnderWay

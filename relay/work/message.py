@@ -15,7 +15,7 @@ from relay.message.identity import digest
 from relay.message.json_text import as_json
 from relay.queue.message import NewMessage, Taken
 from relay.run import schedule
-from relay.work.desks import check_call
+from relay.work.desk import check_call
 
 _ENDING: Final = schedule.lock()
 """Held for a moment while a child is added, or a call ends. One for all: a message may be pickled, which a lock cannot."""

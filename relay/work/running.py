@@ -30,7 +30,8 @@ from relay.run.seldom import Seldom
 from relay.work.away import Waits, is_at_limit, spoken_for
 from relay.work.cause import cause_of, storable
 from relay.work.children import HiddenChildren, left_to_recovery, named, parted
-from relay.work.desks import TIME_OVER, CommitTooLong, Database, Desk, Desks, EffectsInDoubt, TimeOver
+from relay.work.desk import TIME_OVER, CommitTooLong, Desk, EffectsInDoubt, TimeOver
+from relay.work.desks import Database, Desks
 from relay.work.dispatch import Ended, Outcome, Work
 from relay.work.forgetting import Forgetting
 from relay.work.further import Further, FurtherDatabase

@@ -20,7 +20,10 @@ from relay.queue.stores import bind_store, open_store
 from relay.queue.stores.sql_schema import create
 from relay.resources.prepared import PreparedEffects
 from relay.run import schedule
-from relay.work.desks import Database, Desk, Desks, EffectsInDoubt, PostgresqlDesk, SqliteDesk
+from relay.work.desk import Desk, EffectsInDoubt
+from relay.work.desk_postgresql import PostgresqlDesk
+from relay.work.desk_sqlite import SqliteDesk
+from relay.work.desks import Database, Desks
 from relay.work.dispatch import Ended, Outcome, Work
 from relay.work.further import Connections, Further, FurtherDatabase
 from relay.work.message import Message

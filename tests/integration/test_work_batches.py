@@ -17,7 +17,8 @@ from relay.queue.settings import QueueSettings
 from relay.queue.stores import bind_store, open_store
 from relay.resources.prepared import EffectTransaction, PreparedEffects
 from relay.run import schedule
-from relay.work.desks import Database, Desks, SqliteDesk
+from relay.work.desk_sqlite import SqliteDesk
+from relay.work.desks import Database, Desks
 from relay.work.dispatch import Dispatch, Ended, Outcome, Work
 from relay.work.further import Connections, Further, FurtherDatabase
 from relay.work.message import Message

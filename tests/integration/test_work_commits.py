@@ -10,7 +10,8 @@ import pytest
 
 from relay.queue.message import NewMessage
 from relay.queue.states import SubscriberState
-from relay.work.desks import Database, TransactionTaken
+from relay.work.desk import TransactionTaken
+from relay.work.desks import Database
 from relay.work.dispatch import Outcome
 from relay.work.further import FurtherDatabase
 from relay.work.message import Message

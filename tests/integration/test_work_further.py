@@ -14,7 +14,8 @@ from relay.message.errors import ConfigError, Unreachable
 from relay.queue.recovery import Recovery
 from relay.queue.states import SubscriberState
 from relay.run import schedule
-from relay.work.desks import Database, Desks, SqliteDesk
+from relay.work.desk_sqlite import SqliteDesk
+from relay.work.desks import Database, Desks
 from relay.work.dispatch import Outcome, Work
 from relay.work.further import Connections, Further, FurtherDatabase
 from relay.work.message import Message

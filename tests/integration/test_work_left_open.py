@@ -10,7 +10,8 @@ import pytest
 
 from relay.queue.states import SubscriberState
 from relay.run import clock, schedule
-from relay.work.desks import CallOver, Database
+from relay.work.desk import CallOver
+from relay.work.desks import Database
 from relay.work.dispatch import Outcome
 from relay.work.further import FurtherDatabase
 from relay.work.message import Message

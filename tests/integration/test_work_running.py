@@ -22,7 +22,10 @@ from relay.queue.stores import bind_store, open_store
 from relay.queue.stores.sql_schema import create
 from relay.resources import open_resource
 from relay.run import schedule
-from relay.work.desks import CallOver, Database, Desks, PostgresqlDesk, SqliteDesk
+from relay.work.desk import CallOver
+from relay.work.desk_postgresql import PostgresqlDesk
+from relay.work.desk_sqlite import SqliteDesk
+from relay.work.desks import Database, Desks
 from relay.work.dispatch import Outcome, Work
 from relay.work.message import Message
 from relay.work.place import Place

@@ -14,7 +14,8 @@ from relay.queue.states import PublisherState
 from relay.queue.stores import bind_store, open_store
 from relay.resources import open_resource
 from relay.run import schedule
-from relay.work.desks import Database, Desks, PostgresqlDesk
+from relay.work.desk_postgresql import PostgresqlDesk
+from relay.work.desks import Database, Desks
 from relay.work.dispatch import Ended, Outcome, Work
 from relay.work.message import Message
 from relay.work.place import Place

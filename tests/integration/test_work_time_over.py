@@ -18,7 +18,8 @@ from relay.queue.states import SubscriberState
 from relay.queue.stores import open_store
 from relay.resources import open_resource
 from relay.run import schedule
-from relay.work.desks import Database, Desks, PostgresqlDesk
+from relay.work.desk_postgresql import PostgresqlDesk
+from relay.work.desks import Database, Desks
 from relay.work.dispatch import Ended, Outcome, Work
 from relay.work.further import FurtherDatabase
 from relay.work.message import Message

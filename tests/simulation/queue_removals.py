@@ -14,7 +14,8 @@ from relay.queue.stores.sql_session import Row, unit
 from relay.queue.stores.sql_subscribing import Subscribing
 from relay.resources.attempts import PostgresqlAttempts
 from relay.work import coroutines, running
-from relay.work.desks import LeftToTheRelay, SqliteDesk
+from relay.work.desk_sqlite import SqliteDesk
+from relay.work.desks import LeftToTheRelay
 
 Change = tuple[Any, str, Any]
 OF_ATTEMPT: Final = " and attempt = :attempt"

@@ -18,7 +18,7 @@ from relay.queue.attempts import ForgettableOutcomes
 from relay.queue.message import MessageView, Ticket
 from relay.queue.port import QueueStore, StoreAway
 from relay.queue.settings import QueueSettings
-from relay.work.desks import DatabaseAway, EffectsInDoubt, TransactionTaken
+from relay.work.desk import DatabaseAway, EffectsInDoubt, TransactionTaken
 from tests.contracts.queue_book import LIVE, QueueBook
 from tests.contracts.queue_entry import Entry
 from tests.simulation.scheduler import Process, SimLock, World
@@ -200,7 +200,7 @@ class Answered:
 
 
 class ShopDesk:
-    """A connection to the shop: `relay.work.desks.Desk`."""
+    """A connection to the shop: `relay.work.desk.Desk`."""
 
     def __init__(self, shop: Shop, gate: Any) -> None:
         self._shop = shop

@@ -18,7 +18,8 @@ from relay.resources.schema import statements
 from relay.run import schedule
 from relay.work import forgetting
 from relay.work.backoff import Backoff
-from relay.work.desks import Desks, SqliteDesk
+from relay.work.desk_sqlite import SqliteDesk
+from relay.work.desks import Desks
 from relay.work.dispatch import Outcome, Work, Writes
 from relay.work.forgetting import Forgetting
 from relay.work.further import Further

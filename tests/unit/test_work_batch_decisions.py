@@ -20,15 +20,9 @@ from relay.queue.states import PublisherState, SubscriberState
 from relay.queue.stores import bind_store, open_store
 from relay.resources.schema import statements
 from relay.run import clock, schedule
-from relay.work.desks import (
-    CallOver,
-    CommitTooLong,
-    Database,
-    DatabaseAway,
-    Desks,
-    EffectsInDoubt,
-    SqliteDesk,
-)
+from relay.work.desk import CallOver, CommitTooLong, DatabaseAway, EffectsInDoubt
+from relay.work.desk_sqlite import SqliteDesk
+from relay.work.desks import Database, Desks
 from relay.work.dispatch import Outcome, Work
 from relay.work.further import Further
 from relay.work.message import Message

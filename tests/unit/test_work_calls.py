@@ -20,7 +20,7 @@ from relay.queue.settings import QueueSettings
 from relay.queue.states import PublisherState
 from relay.run import clock, schedule
 from relay.work.away import Waits
-from relay.work.desks import CallOver
+from relay.work.desk import CallOver
 from relay.work.dispatch import Ended, Outcome, Work
 from relay.work.message import Message
 from relay.work.place import Place

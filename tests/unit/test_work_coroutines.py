@@ -16,7 +16,7 @@ from relay.queue.port import Holder
 from relay.queue.settings import QueueSettings
 from relay.run import clock, schedule
 from relay.work.coroutines import Apart, AwaitedDatabase, AwaitedRunner, Coroutines
-from relay.work.desks import CallOver, TransactionTaken
+from relay.work.desk import CallOver, TransactionTaken
 from relay.work.dispatch import Dispatch, Ended, Outcome, Work
 from relay.work.message import Message
 from relay.work.place import Place

@@ -15,13 +15,8 @@ from relay.message.errors import ConfigError, Unreachable
 from relay.resources import begun
 from relay.run import schedule
 from relay.work import further
-from relay.work.desks import (
-    CallOver,
-    Database,
-    DatabaseAway,
-    Desks,
-    TimeOver,
-)
+from relay.work.desk import CallOver, DatabaseAway, TimeOver
+from relay.work.desks import Database, Desks
 from relay.work.further import Connections, Further, FurtherDatabase
 from tests.routes import wait_for
 

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from relay.run import schedule
-from relay.work.desks import Database, DatabaseAway, Desks, EffectsInDoubt, SqliteDesk, TransactionTaken
+from relay.work.desk import DatabaseAway, EffectsInDoubt, TransactionTaken
+from relay.work.desk_sqlite import SqliteDesk
+from relay.work.desks import Database, Desks
 
 
 class Spoilt(sqlite3.Connection):

@@ -13,7 +13,7 @@ from relay.queue.port import Holder
 from relay.queue.settings import QueueSettings
 from relay.run import schedule
 from relay.work.coroutines import AwaitedRunner
-from relay.work.desks import DatabaseAway
+from relay.work.desk import DatabaseAway
 from relay.work.dispatch import Ended, Outcome, Work
 from relay.work.message import Message
 from relay.work.place import Place

@@ -11,7 +11,7 @@ import pytest
 
 from relay import AwaitedDatabase, CallOver, Database, Message, subscriber
 from relay.work.coroutines import StatementNotAwaited
-from relay.work.desks import TransactionTaken
+from relay.work.desk import TransactionTaken
 from relay.work.testing import awaited_database, database, message, published
 
 
