@@ -41,6 +41,7 @@ _MAGIC: Final = b"RLYc"
 _BLOCK_BYTES_MAX: Final = 1 << 20
 """A block grows up to this size; only a single change may be larger."""
 _DATA_BYTES_MAX: Final = 1 << 30
+_SHARED: Final = "another relay has written there; give each relay its own [relay] state directory"
 _REWRITE_FLOOR: Final = 1 << 22
 """Files below 4 MiB are read in milliseconds, however much of them is outdated."""
 
@@ -74,6 +75,7 @@ class CheckpointFile:
         self._path = path
         self._identity = identity
         self._good_bytes = 0
+        self._header = b""
 
     def load(self, index: DedupIndex) -> Loaded:
         """Fill an empty index; on any fault of the file as far as it is whole."""
@@ -116,6 +118,10 @@ class CheckpointFile:
 
     def _append(self, journal: Iterable[Change], topics: list[str], position: int, good_bytes: int) -> int:
         with self._path.open("r+b") as file:
+            if file.read(len(self._header)) != self._header:
+                # Its blocks and ours would be read as one index. The next save writes the file anew.
+                log.warning("checkpoint not written", file=self._path.name, reason=_SHARED)
+                return 0
             # Whatever lies behind the last whole block is cut off.
             file.truncate(good_bytes)
             file.seek(good_bytes)
@@ -127,8 +133,8 @@ class CheckpointFile:
         temporary.parent.mkdir(parents=True, exist_ok=True)
         try:
             with temporary.open("wb") as file:
-                header = _block(_FACTS, orjson.dumps(_identity_facts(self._identity, first)))
-                _write(file, chain([header], _blocks(index.chunks(), index.topics, position)))
+                self._header = _block(_FACTS, orjson.dumps(_identity_facts(self._identity, first)))
+                _write(file, chain([self._header], _blocks(index.chunks(), index.topics, position)))
                 length = file.tell()
             temporary.replace(self._path)
         except OSError:
@@ -141,12 +147,13 @@ class CheckpointFile:
 
     def _read(self, file: BinaryIO, index: DedupIndex) -> Loaded:
         blocks = _read_blocks(file)
-        _kind, data = next(blocks, (_FACTS, b""))
+        kind, data = next(blocks, (_FACTS, b""))
         header = _facts(data)
         reason = _mismatch(header, self._identity)
         if reason:
             return Loaded(0, None, f"{self._path.name}: {reason}")
         position = 0
+        self._header = _block(kind, data)
         self._good_bytes = file.tell()
         for kind, data in blocks:
             if kind == _FACTS:

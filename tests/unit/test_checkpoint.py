@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from relay.message.errors import Stopped, Unreachable
 from relay.monitor import checkpoint, ranges, rows_on_disk
@@ -316,6 +317,29 @@ def test_a_move_to_disk_without_a_save_falls_back_to_the_file(tmp_path: Path) ->
 
     assert (names_in(index), loaded.position, index.is_on_disk) == (EXPECTED, 50, False)
     assert "no whole header" in loaded.reason
+
+
+@pytest.mark.parametrize("other", [{"topic_id": b"N" * 16}, {"route": "move"}], ids=["cluster", "route"])
+def test_two_relays_in_one_directory_read_nothing_of_each_other(tmp_path: Path, other) -> None:
+    """Their blocks are of the same sizes, so that what one appends may lie exactly where the other one's ends."""
+    one, another = store(tmp_path), store(tmp_path, **other)
+    ours, _ = one.open(0)
+    one.save(ours, 10)
+    theirs, _ = another.open(0)
+    another.save(theirs, 10)
+    with capture_logs() as said:
+        for i in range(2):
+            ours.add_page(page([i]))
+            one.save(ours, 100 * (i + 1))
+            read, loaded = store(tmp_path, **other).load(0)
+            assert loaded.position in {10, 0}
+            assert not names_in(read)
+
+    assert [line["reason"] for line in said if line["event"] == "checkpoint not written"] == [
+        "another relay has written there; give each relay its own [relay] state directory"
+    ]
+    read, loaded = store(tmp_path).load(0)
+    assert (names_in(read), loaded.position) == ({0: 0, 1: 2}, 200)
 
 
 def test_a_database_in_use_is_not_removed(tmp_path: Path) -> None:
