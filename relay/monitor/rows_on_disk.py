@@ -43,15 +43,16 @@ class UnusableStoreError(RelayError):
     """The directory holds no database that can be used; it is removed at the next start, and the monitor read."""
 
 
-_NO_PLACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM})
+_NO_PLACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM})
 """A disk that is full or may not be written says nothing of the database that lies on it."""
-_LIMITS: Final = tuple(map(os.strerror, (errno.EMFILE, errno.ENFILE, errno.ENOMEM)))
-"""Nor does a process that may open no further file, or has no memory left; the database ends its sentences so."""
-_NUMBER: Final = re.compile(r"\(os error (\d+)\)")
+_LIMITS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+"""Nor does a process that may open no further file, or has no memory left."""
+_NUMBER: Final = re.compile(r"\(os error \d+\)")
+_MAKE_ROOM: Final = "make room there, or let the relay write there"
 
 
 class IndexAtLimitError(RelayError):
-    """The database failed for a limit of this process, after which it writes no more; the next process finds it whole."""
+    """The database failed for a limit of this process, or its disk, after which it writes no more; the next process finds it whole."""
 
     exit_code = 3
 
@@ -68,10 +69,11 @@ class DiskRows(RowStore):
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
+        self._limit: str | None = None
         try:
             directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise self._no_place(error.errno or 0) from error
+            raise self._no_place(os.strerror(error.errno or 0)) from error
         self._open()
 
     def _open(self) -> None:
@@ -85,13 +87,12 @@ class DiskRows(RowStore):
             # The binding raises nothing more precise; the text tells the one case that needs a person.
             if (limit := _limit_in(error)) is not None:
                 raise Unreachable(f"the deduplication index {self._directory} cannot be opened: {limit}") from error
+            if (words := _ending(error, _NO_PLACE)) is not None:
+                raise self._no_place(words) from error
             if "/LOCK: " in str(error):
                 raise Stopped(
                     f"{self._directory} is in use by another process; give each relay its own [relay] state directory"
                 ) from error
-            number = _NUMBER.search(str(error))
-            if number is not None and int(number[1]) in _NO_PLACE:
-                raise self._no_place(int(number[1])) from error
             raise UnusableStoreError(f"{self._directory.name} cannot be opened: {error}") from error
         numbers = {0, *map(int, names)}
         last = max(numbers)
@@ -130,10 +131,10 @@ class DiskRows(RowStore):
                 "at least)"
             )
 
-    def _no_place(self, number: int) -> Unreachable:
+    def _no_place(self, words: str) -> Unreachable:
         return Unreachable(
             f"the deduplication index has outgrown the memory, and {self._directory} cannot be written "
-            f"({os.strerror(number)}): make room there, or let the relay write there"
+            f"({words}): {_MAKE_ROOM}"
         )
 
     @contextmanager
@@ -142,8 +143,10 @@ class DiskRows(RowStore):
         try:
             yield
         except Exception as error:
-            if (limit := _limit_in(error)) is not None:
-                raise IndexAtLimitError(f"the deduplication index {self._directory} failed: {limit}") from error
+            # Whatever it says of itself after that comes of it, and often does not repeat it.
+            self._limit = self._limit or _limit_in(error) or _no_room_in(error)
+            if self._limit is not None:
+                raise IndexAtLimitError(f"the deduplication index {self._directory} failed: {self._limit}") from error
             with suppress(OSError):  # the disk that failed may take no mark either
                 (self._directory / _BROKEN).touch()
             raise UnusableStoreError(
@@ -300,17 +303,30 @@ class DiskRows(RowStore):
         self._open()
 
     def close(self) -> None:
-        """Close the database; the directory can be opened again."""
-        for generation in self._generations():
-            if generation.number:
-                generation.table.close()
-        self._database.close()
+        """Close the database, which writes what is in memory only; the directory can be opened again."""
+        with self._guarded():
+            for generation in self._generations():
+                if generation.number:
+                    generation.table.close()
+            self._database.close()
 
 
 def _limit_in(error: Exception) -> str | None:
     """Return what an error says of a limit of this process; None if it may be the database's own."""
-    words = next((words for words in _LIMITS if _NUMBER.sub("", str(error)).rstrip().endswith(words)), None)
+    words = _ending(error, _LIMITS)
     return limit_met(error) if words is None else f"{words}; {AT_LIMIT}"
+
+
+def _no_room_in(error: Exception) -> str | None:
+    """Return what an error says of a disk that takes nothing; None if it may be the database's own."""
+    words = _ending(error, _NO_PLACE)
+    return None if words is None else f"{words}; {_MAKE_ROOM}"
+
+
+def _ending(error: Exception, numbers: frozenset[int]) -> str | None:
+    """Return the words of one of these numbers, if an error's sentence ends so: the database's do, the binding's add the number."""
+    said = _NUMBER.sub("", str(error)).rstrip()
+    return next((words for words in map(os.strerror, sorted(numbers)) if said.endswith(words)), None)
 
 
 def _values(generation: _Generation, digests: Sequence[bytes]) -> list[bytes | None]:

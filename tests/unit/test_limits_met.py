@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -242,6 +243,60 @@ def test_a_failure_at_a_limit_leaves_no_mark_on_an_index(tmp_path: Path) -> None
     rows.close()
 
     DiskRows(tmp_path / PLACE).close()
+
+
+@contextmanager
+def files_of(size: int) -> Iterator[None]:
+    """A disk that is full, as far as a process without rights can have one."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_an_index_on_a_disk_that_fills_stays_whole_and_is_closed_with_a_sentence(tmp_path: Path) -> None:
+    """It was thrown away as one that is damaged; a worker that closed it ended with a traceback."""
+    index = on_disk(tmp_path)
+    index.add_page(page(range(20)))
+    index.close()
+    index = on_disk(tmp_path)
+    index.add_page(page(range(20, 40)))
+
+    with files_of(1 << 10):
+        for _ in range(2):
+            with pytest.raises(IndexAtLimitError, match="File too large; make room there"):
+                index.add_page(page(range(40, 80)))
+        with pytest.raises(IndexAtLimitError, match="File too large; make room there"):
+            index.close()
+    shutil.copytree(tmp_path / PLACE, tmp_path / "as the next process finds it" / PLACE)
+    found = on_disk(tmp_path / "as the next process finds it")
+    assert offsets(found, range(80)) == doubled(range(40))
+    found.close()
+
+
+def test_an_index_that_is_opened_on_a_full_disk_is_not_thrown_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The database's own words for it were not known."""
+
+    class Full:
+        list_cf = Rdict.list_cf
+
+        def __new__(cls, path: str, *_: Any) -> Any:
+            why = "No space left on device"
+            raise Exception(f"IO error: {why}: While appending to file: {path}/MANIFEST-000019: {why}")  # noqa: TRY002 - as the library
+
+    index = on_disk(tmp_path)
+    index.add_page(page(range(20)))
+    index.close()
+    with monkeypatch.context() as patched:
+        patched.setattr(rows_on_disk, "Rdict", Full)
+        with pytest.raises(Unreachable, match="make room there"):
+            DiskRows(tmp_path / PLACE)
+
+    index = on_disk(tmp_path)
+    assert offsets(index, range(20)) == doubled(range(20))
+    index.close()
 
 
 def test_a_worker_of_handlers_says_that_it_may_not_write_its_state(tmp_path: Path) -> None:
