@@ -23,7 +23,7 @@ import orjson
 import structlog
 
 from relay.message.errors import Unreachable
-from relay.monitor.index import Budget, Change, DedupIndex, Kind, open_index
+from relay.monitor.index import Budget, Change, DedupIndex, Kind, open_index, was_moved
 from relay.monitor.rows import CHECKPOINT_FACT, RANGES_FACT, ROW_BYTES
 from relay.monitor.rows_on_disk import UnusableStoreError
 
@@ -270,7 +270,7 @@ class CheckpointStore:
         file = self._files[partition] = CheckpointFile(self._directory / f"{partition}.checkpoint", identity)
         place = self._directory / f"{partition}.rocksdb"
         reason = ""
-        if place.exists():
+        if was_moved(place):
             try:
                 index = open_index(self._directory, partition, self._budget)
                 facts = _facts(index.recall(CHECKPOINT_FACT))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -317,6 +319,32 @@ def test_a_move_to_disk_without_a_save_falls_back_to_the_file(tmp_path: Path) ->
 
     assert (names_in(index), loaded.position, index.is_on_disk) == (EXPECTED, 50, False)
     assert "no whole header" in loaded.reason
+
+
+@contextmanager
+def closed_to_us(directory: Path) -> Iterator[None]:
+    """A directory as another account has left it; root, who may look everywhere, is somebody else meanwhile."""
+    us = os.geteuid()
+    directory.chmod(0)
+    try:
+        if us == 0:
+            os.seteuid(65534)
+        yield
+    finally:
+        os.seteuid(us)
+        directory.chmod(0o700)
+
+
+def test_a_directory_that_may_not_be_searched_costs_a_reading_of_the_monitor(tmp_path: Path) -> None:
+    """A worker ended with a traceback at each of its starts."""
+    with closed_to_us(tmp_path), capture_logs() as said:
+        ours = store(tmp_path)
+        index, loaded = ours.load(0)
+        ours.save(index, 10)
+
+    assert loaded.position == 0
+    assert "cannot be read: Permission denied" in loaded.reason
+    assert {line["reason"] for line in said} == {"Permission denied"}
 
 
 @pytest.mark.parametrize("other", [{"topic_id": b"N" * 16}, {"route": "move"}], ids=["cluster", "route"])
