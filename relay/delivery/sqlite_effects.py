@@ -16,6 +16,8 @@ from relay.message.errors import MessageRejected, RelayError, Retriable, Stopped
 _PARAMETER: Final = re.compile(r"%(?:(%)|\((\w+)\)s)")
 _IDENTIFIER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
 _ROW_FAULTS: Final = ("SQLITE_CONSTRAINT", "SQLITE_MISMATCH", "SQLITE_TOOBIG")
+_DATATYPE: Final = 3091
+"""SQLITE_CONSTRAINT_DATATYPE, of a STRICT table's column; Python's module calls it "unknown"."""
 _VALUE_FAULTS: Final = (
     "malformed JSON", "bad JSON path", "JSON path error", "JSON cannot hold BLOB", "integer overflow",
     "LIKE or GLOB pattern", "ESCAPE expression",
@@ -138,6 +140,8 @@ def judge(error: Exception, plan: TablePlan) -> RelayError | RowFault:
         sentence = f"{plan.where} cannot take one of the row's values ({type(error).__name__})"
         return RowFault(MessageRejected("apply", "value_refused", sentence))
     name = getattr(error, "sqlite_errorname", None) or type(error).__name__
+    if getattr(error, "sqlite_errorcode", None) == _DATATYPE:
+        name = "SQLITE_CONSTRAINT_DATATYPE"
     if name.startswith(_ROW_FAULTS):
         # SQLite names columns and constraints here; the text of a trigger is the user's and may hold anything.
         reason = "" if name in {"SQLITE_CONSTRAINT_TRIGGER", "SQLITE_CONSTRAINT"} else f" ({error})"

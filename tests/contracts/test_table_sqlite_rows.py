@@ -57,6 +57,21 @@ def test_whole_numbers_beyond_its_integers_are_written_as_text(store: Store, mod
     assert store.all("select n, free from wide order by id") == expected
 
 
+@pytest.mark.parametrize("mode", ["insert", "upsert", "sql"])
+def test_a_value_of_another_type_than_a_strict_tables_column_condemns_its_row_only(store: Store, mode: str) -> None:
+    store.all("create table firm (id text primary key, n integer) strict")
+    how = {"sql": {"sql": "insert into firm values (%(id)s, %(n)s)"}, "upsert": {"key": ("id",)}}.get(mode, {})
+    cursor = store.cursor(table="firm", mode=mode, columns={"id": "ce:id", "n": "json:/n"}, **how)
+    cursor.claim({P0: TOPIC_ID})
+    batch = [message(n, value=orjson.dumps({"n": value})) for n, value in enumerate([1, "canary", 2])]
+    verdicts = cursor.deliver({P0: 3}, cursor.prepare(batch))
+    assert outcomes(verdicts) == [DELIVERED, DEAD, DELIVERED]
+    assert verdicts[1].cause is not None
+    assert verdicts[1].cause.code == "SQLITE_CONSTRAINT_DATATYPE"
+    assert "canary" not in str(verdicts[1].cause)
+    assert store.all("select n from firm order by id") == [(1,), (2,)]
+
+
 def test_a_function_of_an_own_statement_that_refuses_a_value_condemns_its_row_only(store: Store) -> None:
     own = "insert into ledger values (%(id)s, json_extract('{\"a\": \"ann\"}', %(path)s), 1)"
     cursor = store.cursor(mode="sql", sql=own, columns={"id": "ce:id", "path": "json:/path"})
