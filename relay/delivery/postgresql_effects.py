@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
 
@@ -12,7 +12,7 @@ from psycopg import sql
 
 from relay.delivery.copy_text import FORMS, Taking, as_json, render
 from relay.delivery.table import TablePlan, quoted
-from relay.message.errors import Stopped
+from relay.message.errors import MessageRejected, Stopped
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -42,6 +42,20 @@ where a.attrelid = to_regclass(%(table)s) and a.attnum > 0 and not a.attisdroppe
 order by a.attnum limit 1
 """  # noqa: S608 - no value is in it
 """A column that no row has a value for."""
+_NUMBERED: Final = """
+select x.relname, a.attname
+from pg_index i join pg_class x on x.oid = i.indexrelid
+join pg_attribute a on a.attrelid = i.indrelid and a.attnum = any((i.indkey::int2[])[0:i.indnkeyatts - 1])
+where i.indisunique and a.attname <> all(%(mapped)s)
+    and (i.indrelid = to_regclass(%(table)s) or i.indrelid in (select relid from pg_partition_tree(to_regclass(%(table)s))))
+    and (a.attidentity <> '' or exists (
+        select from pg_attrdef d
+        join pg_depend p on p.classid = 'pg_attrdef'::regclass and p.objid = d.oid and p.refclassid = 'pg_class'::regclass
+        join pg_class s on s.oid = p.refobjid and s.relkind = 'S'
+        where d.adrelid = a.attrelid and d.adnum = a.attnum
+    ))
+"""
+"""Unique indexes with a column whose value no row brings: a sequence numbers it."""
 _TAKING: Final = {
     "bytea": Taking.BINARY,
     "json": Taking.JSON,
@@ -50,6 +64,7 @@ _TAKING: Final = {
     "timestamp": Taking.TIME,
     "date": Taking.TIME,
 }
+_UNIQUE: Final = "23505"
 _SMALLER: Final = 16
 _UNBOUNDED: Final = 1 << 62
 _OWN_AT_ONCE: Final = 500
@@ -116,6 +131,20 @@ def stop_if_no_row_fits(connection: Connection, plan: TablePlan) -> None:
             f"route {plan.route!r}: column {row[0]!r} of {plan.where} must not be null, has no default and is not mapped, so that no "
             "row goes through; map it, or give it a default, and start again"
         )
+
+
+def stop_if_numbers_are_taken(connection: Connection, plan: TablePlan, found: Collection[MessageRejected]) -> None:
+    """Raise Stopped if a row is refused for the number that a sequence gave it: the next one's may be taken as well."""
+    refused = [str(one) for one in found if one.code == _UNIQUE]
+    if not refused or plan.mode == "sql" or not plan.table:
+        return
+    rows = connection.execute(_NUMBERED, {"table": quoted(plan.table), "mapped": list(plan.columns)})
+    for constraint, column in rows.fetchall():
+        if any(sentence.endswith(f", constraint {constraint}") for sentence in refused):
+            raise Stopped(
+                f"route {plan.route!r}: {plan.where} has rows already with numbers that the sequence of its column {column!r} gives, "
+                f"which constraint {constraint} refuses; set the sequence beyond them (setval), and start again"
+            )
 
 
 def effect(connection: Connection, plan: TablePlan) -> Effect:

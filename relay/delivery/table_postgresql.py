@@ -20,6 +20,7 @@ from relay.delivery.postgresql_effects import (
     TooSlow,
     effect,
     stop_if_no_row_fits,
+    stop_if_numbers_are_taken,
 )
 from relay.delivery.postgresql_failures import stop_if_statement_is_wrong
 from relay.delivery.postgresql_trials import Trials
@@ -334,6 +335,7 @@ class PostgresqlCursor:
         found = self._trials.find(connection, prepared.effect, mapped.rows, tried, redriven=redriven)
         if not redriven:
             stop_if_statement_is_wrong(self._plan, found.values(), len(tried))
+            stop_if_numbers_are_taken(connection, self._plan, found.values())
         refused = {mapped.good[n]: rejection for n, rejection in found.items()}
         if refused:
             digests = [prepared.arrivals.messages[i].digest for i in refused]

@@ -442,3 +442,29 @@ def test_repeats_are_expected_after_some_were_met(database: Database) -> None:
 
 def test_the_plan_says_what_it_writes_to() -> None:
     assert TablePlan("r", "t", "shop", "ledger", "insert", COLUMNS).where == "table 'ledger' of resource 'shop'"
+
+
+@pytest.mark.parametrize("mode", ["insert", "upsert"])
+@pytest.mark.parametrize("number", ["serial", "bigint generated always as identity", "text default 'n-' || nextval('other')"])
+def test_numbers_that_are_taken_stop_the_route_and_kill_no_message(database: Database, mode: str, number: str) -> None:
+    database.do("create sequence other")
+    database.do(f"create table t (n {number} primary key, id text unique, x int not null)")
+    taken = "'n-' || i" if "text" in number else "i"
+    database.do(f"insert into t overriding system value select {taken}, 'by-hand-' || i, 0 from generate_series(1, 2000) i")
+    key = ("id",) if mode == "upsert" else ()
+    cursor = database.cursor(table="t", columns={"id": "ce:id", "x": "json:/total"}, mode=mode, key=key)
+    cursor.claim({P0: TOPIC_ID})
+    batch = [message(0), message(1, "bad"), message(2)]
+    with pytest.raises(Stopped, match=r"sequence of its column 'n'.*constraint t_pkey.*setval"):
+        cursor.deliver({P0: 3}, cursor.prepare(batch))
+    database.do("select setval(coalesce(pg_get_serial_sequence('t', 'n'), 'other')::regclass, 2000)")
+    assert outcomes(cursor.deliver({P0: 3}, cursor.prepare(batch))) == [DELIVERED, DEAD, DELIVERED]
+
+
+@pytest.mark.parametrize("columns", ["x serial primary key", "x int, n serial, unique (x) include (n)"])
+def test_a_number_that_a_row_brings_itself_is_its_own_fault_where_it_is_taken(database: Database, columns: str) -> None:
+    database.do(f"create table t (id text, {columns})")
+    cursor = database.cursor(table="t", columns={"id": "ce:id", "x": "json:/total"})
+    cursor.claim({P0: TOPIC_ID})
+    found = cursor.deliver({P0: 2}, cursor.prepare([message(0, 7), message(1, 7)]))
+    assert outcomes(found) == [DELIVERED, DEAD]
