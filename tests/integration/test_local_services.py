@@ -196,6 +196,7 @@ def test_taken_port_is_named(directory: Path) -> None:
             LocalServices.up(directory, kafka_port=port, postgres=False)
 
 
+@pytest.mark.slow
 def test_another_clusters_broker_that_came_first_is_not_taken_for_ours(
     kafka: str, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

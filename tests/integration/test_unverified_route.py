@@ -51,6 +51,7 @@ def test_a_stray_commit_before_any_step_is_refused(unverified: Proxy, moment: st
     assert '"event":"recovering"' not in unverified.route.said(), unverified.route.said()
 
 
+@pytest.mark.slow
 def test_killed_and_begun_anew_it_goes_on_without_loss_or_repeat(unverified: Proxy) -> None:
     for _ in range(3):
         worker = unverified.route.start()

@@ -404,7 +404,7 @@ def test_of_two_databases_the_one_that_the_route_needs_is_named(make_site: Calla
     assert "run `relay migrate`" in answer.stderr
 
 
-@pytest.mark.parametrize("how", [(), ("--at-once", "3")])
+@pytest.mark.parametrize("how", [(), pytest.param(("--at-once", "3"), marks=pytest.mark.slow)])
 def test_a_route_that_cannot_be_audited_keeps_no_other_from_it(
     make_site: Callable[..., Site], tmp_path: Path, how: tuple[str, ...]
 ) -> None:

@@ -6,6 +6,7 @@ import json
 import re
 from pathlib import Path
 
+import pytest
 from confluent_kafka.admin import AdminClient
 from typer.testing import CliRunner
 
@@ -26,6 +27,7 @@ def book(message, db):
 """
 
 
+@pytest.mark.slow
 def test_handlers_that_were_started_again_and_again_are_seen_from_elsewhere(
     tmp_path: Path, kafka: str, kafka_admin: AdminClient
 ) -> None:

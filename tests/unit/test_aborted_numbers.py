@@ -126,6 +126,7 @@ def test_a_strangers_marker_claims_nothing_that_evidence_could_not_hold(
     assert [entry.claimed for entry in written] == ([[7, 8]] if (source, incarnation) == (SOURCE_NAME, "i1") else [])
 
 
+@pytest.mark.slow
 def test_what_is_written_of_a_publishers_numbers_is_bounded_whatever_a_batch_closes() -> None:
     """A record that brokers refuse would keep every batch of its partition from being written."""
     numbers = [(Number(SOURCE_NAME, b"i1", 10**17 + 2 * n), n) for n in range(100_000)]

@@ -324,6 +324,7 @@ def test_how_often_a_batch_was_sent_again_is_told_before_it_is_answered(database
     assert process.delivery.counts.resent == 3
 
 
+@pytest.mark.slow
 def test_an_inbox_kept_for_the_horizon_is_trimmed_by_processes_that_live_shorter(database: Path) -> None:
     kafka = MemoryKafka()
     ends: list[int] = []

@@ -65,6 +65,7 @@ def test_a_route_into_another_queue_keeps_what_it_has_in_the_new_store(tmp_path:
         assert new.execute("select route, position from relay_position").fetchall() == [("main", 17)]
 
 
+@pytest.mark.slow
 def test_a_database_that_is_busy_or_away_between_the_steps_is_told_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue_cursor_copy, "_LOCK_TIMEOUT_S", 0.1)
     desk = Desk(tmp_path)
