@@ -27,8 +27,9 @@ TIME_IS_OVER: Final = frozenset({
     "25P04",  # transaction_timeout
 })
 """The server ended the transaction, and the connection with it, since whoever began it took too long."""
-_NO_NUMBERS: Final = frozenset({"GetNewTransactionId", "GetNewMultiXactId"})
-"""Where the server raises, under the state of what is too long, that it takes no writes before it is vacuumed (wraparound)."""
+_NO_WRITES: Final = frozenset({"GetNewTransactionId", "GetNewMultiXactId", "PreCommit_Notify"})
+"""Where the server raises, under the state of what is too long, that it takes no writes before somebody mends it: it has to be
+vacuumed (wraparound), or a listener holds a transaction open for so long that the queue of notifications is full."""
 _NO_PLACE: Final = "MarkAsPreparing"
 """Where the server raises that it has no place for one more prepared transaction, for none at all, or one of that name."""
 
@@ -39,8 +40,8 @@ def is_servers(state: str) -> bool:
 
 
 def takes_no_writes(error: psycopg.Error) -> bool:
-    """Has the server no numbers left for transactions, whatever they write, until it is vacuumed?"""
-    return error.diag.source_function in _NO_NUMBERS
+    """Has the server no numbers left for transactions, or no room for what they notify, whatever they write?"""
+    return error.diag.source_function in _NO_WRITES
 
 
 def says_time_is_over(error: psycopg.Error) -> bool:

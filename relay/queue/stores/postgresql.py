@@ -280,7 +280,10 @@ def _judged(*, committing: bool) -> Iterator[None]:
         if state in _FULL:
             raise StoreFull("the queue's database cannot grow: make room on its disk") from error
         if takes_no_writes(error):
-            raise StoreAway(f"the queue's database does not write now ({error.diag.message_primary}); vacuum it") from error
+            raise StoreAway(
+                f"the queue's database does not write now ({error.diag.message_primary}): vacuum it, or end the transaction that a "
+                "listener has left open"
+            ) from error
         if state == _TOO_LONG:
             raise Refused(
                 "the id and the publisher of a message are longer than PostgreSQL keeps in an index (2,704 bytes): shorten them"
