@@ -160,8 +160,7 @@ def test_a_service_and_its_relay_go_on_with_the_new_password(changing: Changing)
         changing.says("canary-two")
         service.goes_on()
 
-        changing.says("canary-three")  # in the file first
-        service.goes_on()
+        changing.says("canary-three")  # in the file first: who has to show it just then is refused until the brokers know it
         changing.change("canary-three")
         time.sleep(SHOWN_EVERY_S)  # the connections that are open go by the former one for so long
         service.goes_on()
