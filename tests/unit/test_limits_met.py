@@ -175,13 +175,13 @@ def test_a_file_that_sqlite_cannot_open_now_stops_no_route() -> None:
 
 
 @contextmanager
-def at_most(files: int) -> Iterator[None]:
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (files, before[1]))
+def at_most(limit: int, of: int = resource.RLIMIT_NOFILE) -> Iterator[None]:
+    before = resource.getrlimit(of)
+    resource.setrlimit(of, (limit, before[1]))
     try:
         yield
     finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        resource.setrlimit(of, before)
 
 
 def test_an_index_on_disk_that_finds_no_file_to_open_stays_whole_and_stops_no_route(tmp_path: Path) -> None:
@@ -245,17 +245,6 @@ def test_a_failure_at_a_limit_leaves_no_mark_on_an_index(tmp_path: Path) -> None
     DiskRows(tmp_path / PLACE).close()
 
 
-@contextmanager
-def files_of(size: int) -> Iterator[None]:
-    """A disk that is full, as far as a process without rights can have one."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
 def test_an_index_on_a_disk_that_fills_stays_whole_and_is_closed_with_a_sentence(tmp_path: Path) -> None:
     """It was thrown away as one that is damaged; a worker that closed it ended with a traceback."""
     index = on_disk(tmp_path)
@@ -264,7 +253,7 @@ def test_an_index_on_a_disk_that_fills_stays_whole_and_is_closed_with_a_sentence
     index = on_disk(tmp_path)
     index.add_page(page(range(20, 40)))
 
-    with files_of(1 << 10):
+    with at_most(1 << 10, resource.RLIMIT_FSIZE):  # a disk that is full, as far as a process without rights can have one
         for _ in range(2):
             with pytest.raises(IndexAtLimitError, match="File too large; make room there"):
                 index.add_page(page(range(40, 80)))
