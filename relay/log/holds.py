@@ -9,20 +9,17 @@ more is taken in: what follows is only looked through for markers, and read agai
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
+from relay.log.ended import OUTCOMES_REMEMBERED, Decision, EndedCaptures
 from relay.message.envelope import ResourceName
 from relay.message.numbers import Number, NumberRun, number_of
 from relay.message.record import LogMessage, LogPartition, bytes_of, lane_name
 
-OUTCOMES_REMEMBERED: Final = 100_000
-"""Over all partitions of a worker, 180 bytes each, beside those of captures of which messages wait here."""
-OUTCOMES_LEAST: Final = 1000
-"""So many in each partition, however many there are."""
 RANGES_KEPT: Final = 100_000
 """Ranges without payload over all partitions of a worker, about a kilobyte each where each is a lane of its own."""
 RANGES_LEAST: Final = 1000
@@ -34,13 +31,6 @@ RETRY_FIRST_S: Final = 1.0
 RETRY_MAX_S: Final = 60.0
 RETRY_STUCK_MAX_S: Final = 10.0
 """For what only a person can decide: whoever has just decided waits for it to be obeyed."""
-
-
-class Decision(Enum):
-    """How a capture ended."""
-
-    COMMITTED = "committed"
-    ABORTED = "aborted"
 
 
 class Waiting(Enum):
@@ -130,7 +120,6 @@ class PartitionHolds:
         self._lost_to: dict[bytes, int] = {}
         self._budget = budget
         self._marker_wait_s = marker_wait_s
-        self._outcomes_max = outcomes_max
         self._ranges_max = ranges_max
         self._ranges = 0
         self.untaken_from: int | None = None
@@ -139,9 +128,7 @@ class PartitionHolds:
         self._kept: dict[int, int] = {}
         """Bytes that are kept here, by offset: adding the headers up once more would be a tenth of holding a message."""
         self._holds: dict[bytes, Hold] = {}
-        self._outcomes: OrderedDict[bytes, Decision] = OrderedDict()
-        self._queued: dict[bytes, int] = {}
-        self._awaited: dict[bytes, Decision] = {}
+        self._ended_captures = EndedCaptures(outcomes_max)
         self._reload: dict[bytes, None] = {}
         self._weighed = self._weight = 0
         self.held = 0
@@ -163,7 +150,7 @@ class PartitionHolds:
                 return
         else:
             self.numbered = True
-            outcome = self._outcome(capture)
+            outcome = self._ended_captures.of(capture)
             if outcome is Decision.ABORTED:
                 self._drop(message)
                 return
@@ -183,7 +170,7 @@ class PartitionHolds:
         relay cannot ask; any other aborted marker is only a reason to ask at once. ``claims`` are the numbers that an
         aborted one names: they wait with the messages of its capture, if it has any here.
         """
-        known = self._outcome(capture)
+        known = self._ended_captures.of(capture)
         if known is not None:
             self.alarms += known is not decision
             if known is Decision.ABORTED:
@@ -220,10 +207,7 @@ class PartitionHolds:
 
     def decide(self, capture: bytes, decision: Decision) -> None:
         """Write down how a capture ended and let its lanes go on."""
-        if capture in self._queued:
-            self._awaited[capture] = decision
-        else:
-            self._remember(capture, decision)
+        self._ended_captures.decide(capture, decision)
         hold = self._holds.pop(capture, None)
         if hold is not None and decision is Decision.ABORTED:
             self._claim(hold.claims)
@@ -421,43 +405,22 @@ class PartitionHolds:
         else:
             queue.append(item)
         if message.capture is not None:
-            self._await(message.capture)
-
-    def _await(self, capture: bytes) -> None:
-        """One more entry of a lane waits; an outcome that came before it stays until it is handed on."""
-        self._queued[capture] = self._queued.get(capture, 0) + 1
-        if capture in self._outcomes:
-            self._awaited[capture] = self._outcomes.pop(capture)
+            self._ended_captures.wait(message.capture)
 
     def _pop(self, queue: deque[LogMessage | Spilled]) -> None:
-        """Take the head of a lane out; an outcome that nothing waits for any more may be forgotten in its turn."""
+        """Take the head of a lane out."""
         head = queue.popleft()
         self._lowest = None
         self._ranges -= isinstance(head, Spilled)
         self.held -= head.count if isinstance(head, Spilled) else 1
-        capture = head.capture
-        if capture is None:
-            return
-        left = self._queued.pop(capture) - 1
-        if left:
-            self._queued[capture] = left
-        elif capture in self._awaited:
-            self._remember(capture, self._awaited.pop(capture))
-
-    def _remember(self, capture: bytes, decision: Decision) -> None:
-        self._outcomes[capture] = decision
-        if len(self._outcomes) > self._outcomes_max:
-            self._outcomes.popitem(last=False)
-
-    def _outcome(self, capture: bytes) -> Decision | None:
-        """How a capture ended: not forgotten while messages of it wait, since a range does not name their resource."""
-        return self._awaited.get(capture) or self._outcomes.get(capture)
+        if head.capture is not None:
+            self._ended_captures.hand_on(head.capture)
 
     def _drain(self, lane: bytes) -> None:
         queue = self._lanes.get(lane)
         while queue:
             head = queue[0]
-            outcome = Decision.COMMITTED if head.capture is None else self._outcome(head.capture)
+            outcome = Decision.COMMITTED if head.capture is None else self._ended_captures.of(head.capture)
             if outcome is None:
                 return  # its capture's hold names this lane since the message was taken
             if outcome is Decision.ABORTED:

@@ -10,18 +10,8 @@ import structlog
 from relay.capture.decisions import unit_of
 from relay.capture.outcomes import decode_marker, is_marker
 from relay.log.anchor import Anchor, NewEpoch, Trail
-from relay.log.holds import (
-    OUTCOMES_LEAST,
-    OUTCOMES_REMEMBERED,
-    RANGES_KEPT,
-    RANGES_LEAST,
-    Aborted,
-    Decision,
-    Hold,
-    HoldBudget,
-    PartitionHolds,
-    Waiting,
-)
+from relay.log.ended import OUTCOMES_LEAST, OUTCOMES_REMEMBERED, Decision
+from relay.log.holds import RANGES_KEPT, RANGES_LEAST, Aborted, Hold, HoldBudget, PartitionHolds, Waiting
 from relay.message.envelope import (
     CAPTURE,
     CAPTURE_HEX_CHARS,

@@ -10,7 +10,8 @@ from typing import Final, Protocol
 import structlog
 
 from relay.capture.resolver import Resolution, State
-from relay.log.holds import Decision, Hold, Waiting
+from relay.log.ended import Decision
+from relay.log.holds import Hold, Waiting
 from relay.log.intake import Intake
 from relay.message.envelope import ResourceName
 from relay.message.errors import RelayError

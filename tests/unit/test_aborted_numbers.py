@@ -7,7 +7,8 @@ import pytest
 from relay.capture.outcomes import encode_marker, marker_headers
 from relay.delivery.batch import Batch
 from relay.delivery.numbering import closings
-from relay.log.holds import CLAIMS_MAX, Aborted, Decision
+from relay.log.ended import Decision
+from relay.log.holds import CLAIMS_MAX, Aborted
 from relay.log.intake import Intake
 from relay.message.envelope import CAPTURE, INCARNATION, RESOURCE, SEQUENCE, SOURCE
 from relay.message.numbers import Number, NumberRun

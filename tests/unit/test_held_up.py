@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from relay.log.holds import Decision, Waiting
+from relay.log.ended import Decision
+from relay.log.holds import Waiting
 from relay.message.envelope import CAPTURE, RESOURCE, ResourceName
 from relay.run.appetite import Bounds
 from relay.run.seldom import SAID_EVERY_S

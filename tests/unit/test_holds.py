@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from relay.log.holds import Decision, HoldBudget, PartitionHolds, Waiting
+from relay.log.ended import Decision
+from relay.log.holds import HoldBudget, PartitionHolds, Waiting
 from relay.message.envelope import ResourceName
 from relay.message.record import LogMessage, LogPartition
 
@@ -375,8 +376,7 @@ def test_an_outcome_is_not_forgotten_while_messages_of_its_capture_wait(limit: i
 
     assert h.holds() == [], "nothing is asked for again, least of all of a person"
     assert offsets(h) == list(range(11))
-    assert len(h._outcomes) <= 3
-    assert not h._awaited
+    assert len(h._ended_captures) <= 3
 
 
 @pytest.mark.parametrize("limit", [0, 10_000])

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relay.log.holds import Decision, HoldBudget, PartitionHolds, Spilled
+from relay.log.ended import Decision
+from relay.log.holds import HoldBudget, PartitionHolds, Spilled
 from relay.message.envelope import ResourceName
 from relay.message.numbers import NumberRun
 from relay.message.record import LogMessage, LogPartition

@@ -7,7 +7,8 @@ import tracemalloc
 import pytest
 from structlog.testing import capture_logs
 
-from relay.log.holds import Decision, HoldBudget
+from relay.log.ended import Decision
+from relay.log.holds import HoldBudget
 from relay.log.intake import Intake
 from relay.message.record import LogPartition
 from tests.unit.test_intake import PLACE, SHOP, TOPIC_ID, Fake, captured, intake, marker
@@ -63,7 +64,7 @@ def test_what_is_remembered_of_outcomes_does_not_grow_with_the_partitions(monkey
         for held in made.partitions.values():
             held.decide(number.to_bytes(16, "big"), Decision.COMMITTED)
 
-    assert sum(len(held._outcomes) for held in made.partitions.values()) == 40
+    assert sum(len(held._ended_captures) for held in made.partitions.values()) == 40
 
 
 def test_what_is_kept_of_ranges_does_not_grow_with_the_partitions(monkeypatch: pytest.MonkeyPatch) -> None:

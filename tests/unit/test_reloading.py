@@ -7,7 +7,8 @@ from typing import Self
 
 import pytest
 
-from relay.log.holds import Decision, HoldBudget
+from relay.log.ended import Decision
+from relay.log.holds import HoldBudget
 from relay.log.intake import Intake
 from relay.message.record import LogMessage, LogPartition
 from relay.run import reloading

@@ -16,7 +16,8 @@ import pytest
 
 from relay.capture.resolver import Resolution, Resolver, State
 from relay.delivery.batch import Counts
-from relay.log.holds import Decision, HoldBudget, Waiting
+from relay.log.ended import Decision
+from relay.log.holds import HoldBudget, Waiting
 from relay.log.intake import Intake
 from relay.message.envelope import ResourceName
 from relay.message.errors import Unreachable
