@@ -135,12 +135,12 @@ def stop_if_no_row_fits(connection: Connection, plan: TablePlan) -> None:
 
 def stop_if_numbers_are_taken(connection: Connection, plan: TablePlan, found: Collection[MessageRejected]) -> None:
     """Raise Stopped if a row is refused for the number that a sequence gave it: the next one's may be taken as well."""
-    refused = [str(one) for one in found if one.code == _UNIQUE]
+    refused = {one.constraint for one in found if one.code == _UNIQUE}
     if not refused or plan.mode == "sql" or not plan.table:
         return
     rows = connection.execute(_NUMBERED, {"table": quoted(plan.table), "mapped": list(plan.columns)})
     for constraint, column in rows.fetchall():
-        if any(sentence.endswith(f", constraint {constraint}") for sentence in refused):
+        if constraint in refused:
             raise Stopped(
                 f"route {plan.route!r}: {plan.where} has rows already with numbers that the sequence of its column {column!r} gives, "
                 f"which constraint {constraint} refuses; set the sequence beyond them (setval), and start again"

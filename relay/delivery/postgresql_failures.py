@@ -62,7 +62,7 @@ def judge(error: psycopg.Error, plan: TablePlan, *, doubts: bool = False) -> Rel
     if _refuses_row(error, state, plan):
         where = _place(error, plan)
         sentence = f"{plan.where} refuses the row: {state} ({_word(error)}){where}"
-        return RowFault(MessageRejected("apply", state, sentence))
+        return RowFault(MessageRejected("apply", state, sentence, error.diag.constraint_name))
     # In these states the text quotes either the statement, and points there, or a value.
     says_value = state in _DOUBTFUL_STATES and not error.diag.statement_position
     says_statement = (state[:2] == "42" and not says_value) or _refuses_constant(error, state, plan)

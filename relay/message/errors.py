@@ -94,13 +94,15 @@ class Stopped(RelayError):
 class MessageRejected(RelayError):
     """One message cannot be decoded, mapped or applied; it becomes a dead letter.
 
-    ``stage`` is one of ``decode``, ``map``, ``apply``; ``code`` is a short, stable word for statistics.
+    ``stage`` is one of ``decode``, ``map``, ``apply``; ``code`` is a short, stable word for statistics; ``constraint``
+    names what a table refuses it for, where the database says so.
     """
 
-    def __init__(self, stage: str, code: str, sentence: str) -> None:
+    def __init__(self, stage: str, code: str, sentence: str, constraint: str | None = None) -> None:
         super().__init__(sentence)
         self.stage = stage
         self.code = code
+        self.constraint = constraint
 
 
 class HeaderUnreadable(RelayError):
