@@ -39,7 +39,8 @@ _NO_PARTITION: Final = "ExecFindPartition"
 """Where the server finds no partition for a row, under the state of a check that fails."""
 _RAISED: Final = "exec_stmt_raise"
 """Where the server raises what a trigger in PL/pgSQL says of a row, under whatever state its author chose."""
-_COPY_COLUMN: Final = re.compile(r"^COPY [^,]+, line \d+, column ([A-Za-z_][A-Za-z0-9_]{0,62})\b", re.MULTILINE)
+_COPY_COLUMN: Final = re.compile(r"^COPY [^,]+, \w+ \d+, \w+ ([A-Za-z_][A-Za-z0-9_]{0,62})\b", re.MULTILINE)
+"""With the server's words for line and column: the language of its messages is not for us to choose."""
 
 
 def judge(error: psycopg.Error, plan: TablePlan, *, doubts: bool = False) -> RelayError | RowFault:
