@@ -361,6 +361,10 @@ class Topics:
     def _sentence(self, error: KafkaException, doing: str) -> Unreachable | ConfigError:
         if _code(error) in _UNREACHABLE:
             return self._away(doing)
+        if _code(error) == KafkaError._DESTROY:
+            self._admin.poll(0)  # which says so if this object is closed
+            # Another thread has thrown the client away, since no broker answered it: the one that it made is left to all.
+            return self._silent(doing)
         reason = error.args[0].str()
         if _code(error) in NO_RIGHT:
             return ConfigError(f"cannot {doing}: the broker does not allow it ({reason}); {DENIED_REMEDY}")
@@ -381,6 +385,9 @@ class Topics:
         # The client keeps asking the broker it took for the controller, also when that one is gone: the next takes another.
         with suppress(KafkaException):  # Retry, at the next refusal: no thread or file is left, say, and the one that there is goes on.
             self._admin = AdminClient(self._given)
+        return self._silent(doing)
+
+    def _silent(self, doing: str) -> Unreachable:
         return Unreachable(
             f"bootstrap.servers = {self._servers}: no broker answers (cannot {doing}{self._last_error}); "
             f"{_remedy(self._last_error, login_of(self._given))}"

@@ -75,6 +75,45 @@ def test_what_passes_is_tried_again(topics: Topics, code: int) -> None:
     assert "describe topic orders" in str(raised.value)
 
 
+def test_who_asks_while_another_thread_makes_a_new_client_is_told_that_brokers_are_away() -> None:
+    """Publishers of one process ask by one client, which is thrown away, with what it was asked, when a broker is silent."""
+    with socketserver.TCPServer(("127.0.0.1", 0), socketserver.BaseRequestHandler) as silent:  # it takes connections, and answers none
+        asked = Topics({"bootstrap.servers": f"127.0.0.1:{silent.server_address[1]}"}, Timing(), 1.0)
+        told: list[BaseException] = []
+
+        def ask() -> None:
+            try:
+                asked.describe(["orders"])
+            except RelayError as failure:
+                told.append(failure)
+
+        threads = [threading.Thread(target=ask) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+            time.sleep(0.1)
+        for thread in threads:
+            thread.join()
+
+    assert [type(failure) for failure in told] == [Unreachable] * 4, told
+
+
+def test_who_was_asked_by_a_client_of_before_leaves_the_new_one_to_the_others(topics: Topics) -> None:
+    """Or each would throw away what the other has just asked, also when the brokers are back."""
+    made = topics._admin
+
+    with pytest.raises(Unreachable, match="no broker answers"):
+        topics._result(answered(KafkaError._DESTROY), "describe topic orders")
+
+    assert topics._admin is made
+
+
+def test_who_asked_by_a_client_that_is_closed_is_told_so(topics: Topics) -> None:
+    topics.close()
+
+    with pytest.raises(Unreachable, match="is closed"):
+        topics._result(answered(KafkaError._DESTROY), "describe topic orders")
+
+
 def test_a_broker_that_is_away_is_what_arrives_also_where_no_further_client_can_be_made(topics: Topics, monkeypatch: pytest.MonkeyPatch) -> None:
     """A client takes threads and files, of which a process may have none left."""
 
