@@ -149,7 +149,7 @@ class CursorConnection:
             connection.execute("select set_config('application_name', %s, false)", [f"relay:{plan.route}"])
             connection.execute("set client_encoding = 'UTF8'")
             connection.execute(UNLIMITED)
-            places = {name: qualified(connection, f"relay_{name}") for name in ("position", "inbox", "range")}
+            places = {name: qualified(connection, f"relay_{name}", plan) for name in ("position", "inbox", "range")}
             self._statements = {
                 name: sql.SQL(text).format(**places).as_bytes(connection) for name, text in STATEMENTS.items()
             }

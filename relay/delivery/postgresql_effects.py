@@ -98,18 +98,22 @@ class TableColumn:
     by_copy: bool
 
 
-def qualified(connection: Connection, table: str) -> sql.Identifier:
+def qualified(connection: Connection, table: str, plan: TablePlan) -> sql.Identifier:
     """Return a table's full name, so that no later change of the search path leads elsewhere; Stopped if there is none."""
     row = connection.execute(_NAMESPACE, [quoted(table)]).fetchone()
     if row is None:
         remedy = "run `relay migrate`" if table.startswith("relay_") else "create it, or correct the route"
-        raise Stopped(f"table {table!r} does not exist for the worker's role; {remedy}")
+        raise Stopped(
+            f"route {plan.route!r}: table {table!r} of resource {plan.resource!r} does not exist for the worker's role; {remedy}"
+        )
     return sql.Identifier(*row)
 
 
 def table_columns(connection: Connection, table: str, plan: TablePlan) -> list[TableColumn]:
     """Read the types of a plan's columns from the catalog; Stopped if one is missing."""
     found = {row[0]: row for row in connection.execute(_COLUMNS, {"table": quoted(table)})}
+    if not found:
+        qualified(connection, table, plan)  # it may be gone since it was looked for last
     columns = []
     for name, source in plan.columns.items():
         if name not in found:
@@ -153,7 +157,7 @@ def effect(connection: Connection, plan: TablePlan) -> Effect:
     if plan.mode == "sql":
         assert plan.sql is not None
         return OwnStatement(plan.sql, plan)
-    table, columns = qualified(connection, plan.table), table_columns(connection, plan.table, plan)
+    table, columns = qualified(connection, plan.table, plan), table_columns(connection, plan.table, plan)
     if plan.mode == "insert" and all(column.by_copy for column in columns):
         return Copy(connection, table, columns, plan)
     return Unnested(connection, table, columns, plan)

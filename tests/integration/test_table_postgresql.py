@@ -319,6 +319,9 @@ def test_missing_tables_and_rights_stop_the_route(database: Database) -> None:
     database.do("alter table ledger drop column total")
     with pytest.raises(Stopped, match="total"):
         cursor.deliver({P0: 1}, batch)
+    database.do("drop table ledger")
+    with pytest.raises(Stopped, match="table 'ledger' of resource 'shop' does not exist for the worker's role; create it"):
+        cursor.deliver({P0: 1}, batch)
     database.do("drop table relay_inbox")
     with pytest.raises(Stopped, match="relay migrate"):
         database.cursor().claim({P0: TOPIC_ID})
