@@ -29,6 +29,7 @@ _RETRY: Final = (
     "SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_INTERRUPT", "SQLITE_FULL", "SQLITE_IOERR", "SQLITE_NOMEM", "SQLITE_PROTOCOL",
     "SQLITE_SCHEMA", "SQLITE_ABORT", "SQLITE_CANTOPEN",
 )
+_DAMAGED: Final = ("SQLITE_CORRUPT", "SQLITE_NOTADB")
 # What the sqlite3 module itself refuses: an integer beyond 64 bits, a text that is no UTF-8, a type it does not know.
 REFUSED_VALUES: Final = (OverflowError, UnicodeEncodeError, sqlite3.InterfaceError)
 
@@ -152,7 +153,10 @@ def judge(error: Exception, plan: TablePlan) -> RelayError | RowFault:
         return RowFault(MessageRejected("apply", name, sentence))
     if name.startswith(_RETRY):
         return Retriable(f"{plan.where}: {name}; nothing was written, and it is tried again")
-    return Stopped(
-        f"route {plan.route!r}: {plan.where} cannot be written: {name} ({error}); correct the table, the file or the "
-        "route, or run `relay migrate`, and start again"
-    )
+    remedy = "correct the table, the file or the route, or run `relay migrate`, and start again"
+    if name.startswith(_DAMAGED):
+        remedy = (
+            "the file is damaged, as one is that was replaced while it was in use: stop what uses it, put a whole copy in its place "
+            "without the files of the same name that end with -wal and -shm, and start again"
+        )
+    return Stopped(f"route {plan.route!r}: {plan.where} cannot be written: {name} ({error}); {remedy}")

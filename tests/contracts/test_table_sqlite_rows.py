@@ -196,3 +196,16 @@ def test_a_route_that_wants_no_dead_letters_stops_at_an_orphan(store: Store) -> 
     with pytest.raises(Stopped, match="on_dead"):
         cursor.deliver({P0: 3}, cursor.prepare(rows(BATCHES["an orphan"])))
     assert store.all("select count(*) from relay_inbox") == [(0,)]
+
+
+def test_of_a_damaged_file_is_said_what_helps(store: SqliteStore, tmp_path: Path) -> None:
+    cursor = store.cursor()
+    cursor.claim({P0: TOPIC_ID})
+    ((page,),) = store.all("select rootpage from sqlite_schema where name = 'ledger'")
+    ((size,),) = store.all("pragma page_size")
+    store.all("pragma wal_checkpoint(truncate)")
+    with (tmp_path / "shop.db").open("r+b") as file:
+        file.seek((page - 1) * size)
+        file.write(bytes(size))
+    with pytest.raises(Stopped, match=r"SQLITE_CORRUPT.* put a whole copy in its place without the files .*-wal"):
+        cursor.deliver({P0: 1}, cursor.prepare([message(0)]))
