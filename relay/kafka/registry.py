@@ -191,7 +191,9 @@ class Registry:
                 "decode", "bad_schema", f"schema {_shown(key)} of the registry is no Avro, or too large"
             )
         try:
-            return fastavro.parse_schema(orjson.loads(text), named)
+            parsed = fastavro.parse_schema(orjson.loads(text), named)
+            # Only beside a record fastavro keeps what it refers to.
+            return parsed if isinstance(parsed, dict) and "fields" in parsed else fastavro.parse_schema(_whole(parsed, named, set()))
         except Exception as failure:  # noqa: BLE001 - whatever a parser of a stranger's schema raises means one thing
             raise_limit(failure)
             sentence = f"schema {_shown(key)} of the registry cannot be read as Avro"
@@ -311,6 +313,24 @@ def _client(settings: RegistryLike, shown: Credentials | None) -> SchemaRegistry
         raise ConfigError(
             f"[registry]: the client refuses the settings ({type(failure).__name__}); correct url, user or ca"
         ) from None
+
+
+def _whole(schema: Any, named: dict[str, Any], told: set[str]) -> Any:
+    """Return a parsed schema in which each of the types that it only names is told where it is named first."""
+    if isinstance(schema, list):
+        return [_whole(one, named, told) for one in schema]
+    if isinstance(schema, str):
+        if schema not in named or schema in told:
+            return schema
+        schema = named[schema]
+    if "name" in schema:
+        told.add(schema["name"])
+    found = {name: value for name, value in schema.items() if not name.startswith("__")}  # of fastavro's own marks it needs none
+    for part in found.keys() & {"type", "items", "values"}:
+        found[part] = _whole(found[part], named, told)
+    if "fields" in found:
+        found["fields"] = [{**field, "type": _whole(field["type"], named, told)} for field in found["fields"]]
+    return found
 
 
 def _avro_schema(text: str) -> Schema:

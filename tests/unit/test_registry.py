@@ -138,6 +138,29 @@ class TestReading:
         record = {"price": {"net": {"cents": 7}}}
         assert AvroDecoder(None, registry).decode(frame(number) + body([inner, middle, outer], record)[1:]) == record
 
+    @pytest.mark.parametrize(
+        ("outer", "raw", "found"),
+        [
+            (["shop.Sale", "shop.Refund", "null"], b"\x02\x0e", {"of": {"cents": 7}}),
+            (["shop.Sale", "shop.Refund", "null"], b"\x04", None),
+            ({"type": "array", "items": "shop.Sale"}, b"\x04\x0e\x10\x00", [{"cents": 7}, {"cents": 8}]),
+            ({"type": "map", "values": ["null", "shop.Refund"]}, b"\x02\x02a\x02\x0e\x00", {"a": {"of": {"cents": 7}}}),
+            ("shop.Refund", b"\x0e", {"of": {"cents": 7}}),
+            (["shop.Node", "null"], b"\x00\x02\x00", {"next": {"next": None}}),
+        ],
+    )
+    def test_and_so_may_a_schema_that_is_no_record(
+        self, server: RegistryServer, registry: Registry, outer: Any, raw: bytes, found: Any
+    ) -> None:
+        fields = {"Sale": [("cents", "long")], "Refund": [("of", "Sale")], "Node": [("next", ["null", "Node"])]}
+        references: list[dict[str, Any]] = []
+        for name, own in fields.items():
+            inner = {"type": "record", "name": name, "namespace": "shop", "fields": [{"name": one, "type": kind} for one, kind in own]}
+            server.add(name, inner, references[:1] if name == "Refund" else None)
+            references.append({"name": f"shop.{name}", "subject": name, "version": 1})
+        value = frame(server.add("events-value", json.dumps(outer), references)) + raw
+        assert [AvroDecoder(None, registry).decode(value) for _ in range(2)] == [found, found]
+
     @pytest.mark.parametrize(("schema", "kind"), [("{}", "JSON"), ('{"type": "record"}', "AVRO"), ("not JSON", "AVRO")])
     def test_what_is_no_avro_schema_is_the_values_fault(
         self, server: RegistryServer, registry: Registry, schema: str, kind: str
