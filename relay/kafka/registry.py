@@ -157,9 +157,11 @@ class Registry:
         """Ask something cheap: raises Unreachable, or Stopped if the registry wants other credentials."""
         with self._lock:
             try:
-                self._ask(lambda: self._client.get_schema_types())  # noqa: PLW0108 - it may be another client by then
+                kinds = self._ask(lambda: self._client.get_schema_types())  # noqa: PLW0108 - it may be another client by then
             except (_NotFound, _Refused):
-                raise self._away("it answers, but not as a schema registry") from None
+                kinds = None
+            if not isinstance(kinds, list):
+                raise self._away("it answers, but not as a schema registry")
 
     def close(self) -> None:
         """Close the connections."""
@@ -182,10 +184,18 @@ class Registry:
             raise self._away("it does not take the question for a schema") from None
         return self._parsed(key, schema)
 
+    def _text_of(self, schema: Schema) -> str:
+        """Return a schema's text; Unreachable for an answer without one: whose word that is, such as a proxy's, is not known."""
+        text = schema.schema_str
+        if not isinstance(text, str) or not text:
+            self._client.clear_caches()  # type: ignore[no-untyped-call]  # it keeps that answer, too
+            raise self._away("its answer has no schema")
+        return text
+
     def _parsed(self, key: SchemaKey, schema: Schema) -> Any:
         named: dict[str, Any] = {}
+        text = self._text_of(schema)
         self._add_references(schema, named, seen=set())
-        text = schema.schema_str or ""
         if (schema.schema_type or "AVRO") != "AVRO" or len(text) > SCHEMA_CHARACTERS_MAX:
             raise MessageRejected(
                 "decode", "bad_schema", f"schema {_shown(key)} of the registry is no Avro, or too large"
@@ -210,9 +220,10 @@ class Registry:
                 sentence = f"the value's schema refers to more than {REFERENCES_MAX} others"
                 raise MessageRejected("decode", "bad_schema", sentence)
             found = self._ask(lambda: self._client.get_version(subject, version)).schema  # noqa: B023 - called at once
+            text = self._text_of(found)
             self._add_references(found, named, seen)
             try:
-                fastavro.parse_schema(orjson.loads(found.schema_str or ""), named)
+                fastavro.parse_schema(orjson.loads(text), named)
             except Exception as failure:  # noqa: BLE001 - as above
                 raise_limit(failure)
                 sentence = f"{subject!r}, to which the value's schema refers, cannot be read as Avro"

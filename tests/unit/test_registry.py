@@ -152,7 +152,7 @@ class TestReading:
     def test_and_so_may_a_schema_that_is_no_record(
         self, server: RegistryServer, registry: Registry, outer: Any, raw: bytes, found: Any
     ) -> None:
-        fields = {"Sale": [("cents", "long")], "Refund": [("of", "Sale")], "Node": [("next", ["null", "Node"])]}
+        fields: dict[str, list[tuple[str, Any]]] = {"Sale": [("cents", "long")], "Refund": [("of", "Sale")], "Node": [("next", ["null", "Node"])]}
         references: list[dict[str, Any]] = []
         for name, own in fields.items():
             inner = {"type": "record", "name": name, "namespace": "shop", "fields": [{"name": one, "type": kind} for one, kind in own]}
@@ -217,6 +217,29 @@ class TestUnknownIsNotFailed:
             registry.schema(server.add("orders-value", ORDER))
         server.answer_with = None
         assert registry.schema(1)["name"] == "Order", "it is asked again at once"
+
+    @pytest.mark.parametrize("answer", [b"{}", b'{"status": "maintenance"}', b'{"schema": ""}', b'{"schema": 5}'])
+    @pytest.mark.parametrize("is_referred_to", [False, True])
+    def test_an_answer_without_a_schema_says_nothing_of_the_value(
+        self, server: RegistryServer, registry: Registry, monkeypatch: pytest.MonkeyPatch, answer: bytes, *, is_referred_to: bool
+    ) -> None:
+        server.add("orders", ORDER)
+        number = server.add("union", '["Order", "null"]', [{"name": "Order", "subject": "orders", "version": 1}])
+        if is_referred_to:
+            monkeypatch.setattr(server, "_version", lambda *_: (200, answer))
+        else:
+            server.answer_with = (200, answer)
+        for _ in range(2):
+            with pytest.raises(Unreachable, match="no schema"):
+                registry.schema(number)
+        server.answer_with = None
+        monkeypatch.undo()
+        assert registry.schema(number)[0]["name"] == "Order", "nothing of it is kept"
+
+    def test_what_is_no_registry_is_found_beforehand(self, server: RegistryServer, registry: Registry) -> None:
+        server.answer_with = (200, b'{"status": "ok"}')
+        with pytest.raises(Unreachable, match="not as a schema registry"):
+            registry.check()
 
     def test_nobody_listens(self, server: RegistryServer) -> None:
         server.stop()
