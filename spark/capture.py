@@ -126,12 +126,14 @@ def refuse_name_of_files(spark: SparkSession, config: RelayConfig, name: str, ch
 
 def _capture_table(messages: DataFrame, config: RelayConfig, options: Namespace) -> int | None:
     """Capture a table as one batch; return how many rows it had, None if it was captured before. Read once more it may have others."""
-    from pyspark.sql import Observation  # noqa: PLC0415 - needs PySpark
-    from pyspark.sql import functions as sql  # noqa: PLC0415 - needs PySpark
+    from pyspark import StorageLevel  # noqa: PLC0415 - needs PySpark
 
-    seen = Observation()
-    captured = _capture(messages.observe(seen, sql.count(sql.lit(1)).alias("rows")), 0, config, options)
-    return int(seen.get["rows"]) if captured else None
+    # Spark's sink tells no observation of the rows that it has written.
+    kept = messages.persist(StorageLevel.DISK_ONLY)
+    try:
+        return kept.count() if _capture(kept, 0, config, options) else None
+    finally:
+        kept.unpersist()
 
 
 def _capture(batch: DataFrame, number: int, config: RelayConfig, options: Namespace) -> bool:
@@ -222,8 +224,10 @@ def _refuse_alike(reader: DataFrameReader, options: Namespace, schema: StructTyp
 def _read_table(spark: SparkSession, options: Namespace) -> DataFrame:
     if not options.table or options.follow:
         raise ConfigError("--format jdbc needs --table, and takes the table once: leave --follow out")
+    # A driver that was given by --jars, Java finds by its class alone.
+    settings = {"driver": POSTGRESQL} if options.input.startswith("jdbc:postgresql:") else {}
     with session.reaching(f"reading {options.table}"):
-        return spark.read.format("jdbc").option("url", options.input).option("dbtable", options.table).load()
+        return spark.read.format("jdbc").options(**settings, url=options.input, dbtable=options.table).load()
 
 
 def _messages(rows: DataFrame, options: Namespace, partitions: int) -> DataFrame:

@@ -271,6 +271,24 @@ def test_the_capture_job_skips_no_row_because_its_checkpoint_is_lost_or_went_bac
     }  # fmt: skip
 
 
+def test_the_capture_job_takes_a_table_of_postgresql_once(route: TopicRoute, postgres: str) -> None:
+    """As a user runs it: the driver's jar is brought by the job, and the rows are told when the sink has them."""
+    with psycopg.connect(postgres) as connection:
+        connection.execute("create table goods (id text, n int)")
+        connection.execute("insert into goods select n::text, n from generate_series(1, 50) n")
+        at = connection.info
+        address = f"jdbc:postgresql://{at.host}:{at.port}/{at.dbname}?user={at.user}&password={at.password}"
+    words = [str(route.path), address, "--format", "jdbc", "--table", "goods", "--topic", route.log, "--name", "goods", "--id", "id", "--json"]
+    job = brief(submission("capture", [*words, "--key", "id", "--order-by", "n"]))
+
+    for rows in (50, 0):
+        done = subprocess.run(job.command, env=dict(job.environment), capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert json.loads(done.stdout)["rows"] == rows
+    assert route.finish(until_idle_s=3) == 0
+    assert numbers(route) == Counter(range(1, 51))
+
+
 def test_a_row_without_an_id_stops_what_tells_repeats_by_it(route: TopicRoute, ask: Ask) -> None:
     place = {"relay": route.name, "topic": route.log, "kafka": {"bootstrap.servers": route.kafka}}
     facts = ask("nameless", capture=place)
