@@ -131,7 +131,8 @@ def _capture_table(messages: DataFrame, config: RelayConfig, options: Namespace)
     # Spark's sink tells no observation of the rows that it has written.
     kept = messages.persist(StorageLevel.DISK_ONLY)
     try:
-        return kept.count() if _capture(kept, 0, config, options) else None
+        with session.reaching(f"capturing {options.table}"):
+            return kept.count() if _capture(kept, 0, config, options) else None
     finally:
         kept.unpersist()
 

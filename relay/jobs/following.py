@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from relay.jobs.session import say
+from relay.jobs.session import cause, refused, say
 from relay.message.errors import ConfigError, RelayError, Unreachable
 
 if TYPE_CHECKING:
@@ -49,6 +49,10 @@ class Following:
                 batch(rows, number)
             except RelayError as error:
                 self._failure = error
+                raise
+            except Exception as error:
+                # Spark would tell of it as of a traceback.
+                self._failure = _sentence(self._name, str(error), self._checkpoint, self._anew, cause(error))
                 raise
 
         self.write(frame.writeStream.foreachBatch(guarded))
@@ -207,10 +211,12 @@ def _batches(spark: SparkSession, folder: Place) -> dict[int, list[str]]:
     return found
 
 
-def _sentence(name: str, text: str, checkpoint: Place, anew: str) -> RelayError:
-    """Name the cause in a failure of Spark: what a row or a file says wrongly is the user's, the rest may pass."""
-    words = text.partition("=== Streaming Query ===")[0].partition("terminated with exception: ")[2] or text
+def _sentence(name: str, text: str, checkpoint: Place, anew: str, words: str = "") -> RelayError:
+    """Name the cause in a failure of Spark, in ``words`` if they are known: what a row or a file says wrongly is the user's, the rest may pass."""
+    words = words or text.partition("=== Streaming Query ===")[0].partition("terminated with exception: ")[2] or text
     words = " ".join(words.split())[:400]
+    if (of_a_row := refused(f"query {name}", words)) is not None:
+        return of_a_row
     if "failOnDataLoss" in text:
         return ConfigError(
             f"query {name}: its --checkpoint {checkpoint} stands at offsets that have left the log ({words}); what lay there is "

@@ -26,6 +26,8 @@ PERIOD_LEAST_S: Final = 0.1
 PERIOD_MOST_S: Final = 86_400.0
 _HIDDEN: Final = "spark.sql.redaction.options.regex"
 _KEY: Final = "PRIVATE KEY-----"
+_RAISED: Final = "[USER_RAISED_EXCEPTION] "
+"""With this Spark begins what ``raise_error`` says."""
 _OWN: Final[Mapping[str, str]] = {
     "spark.ui.enabled": "false",
     "spark.driver.bindAddress": "127.0.0.1",
@@ -160,18 +162,38 @@ def _has_class(jvm: Any, name: str) -> bool:
 def reaching(doing: str) -> Iterator[None]:
     """Turn a failure inside Spark into one sentence with the innermost Java exception; no payload is in it."""
     from py4j.protocol import Py4JJavaError  # noqa: PLC0415 - comes with PySpark
+    from pyspark.errors import PySparkException  # noqa: PLC0415 - needs PySpark
 
     try:
         yield
-    except Py4JJavaError as error:
-        inner = error.java_exception
-        while inner.getCause() is not None:
-            inner = inner.getCause()
-        words = str(inner.getMessage() or "").strip().splitlines()
-        raise Unreachable(
-            f"{doing} failed: {inner.getClass().getSimpleName()}: {(words or ['no reason given'])[-1][:300]}; "
-            "the job may be run again."
-        ) from error
+    except (Py4JJavaError, PySparkException) as error:
+        words = cause(error)
+        raise refused(doing, words) or Unreachable(f"{doing} failed: {words}; the job may be run again.") from error
+
+
+def cause(error: Exception) -> str:
+    """Return what the innermost Java exception says of a failure inside Spark."""
+    from py4j.protocol import Py4JJavaError  # noqa: PLC0415 - comes with PySpark
+
+    if not isinstance(error, Py4JJavaError):
+        return " ".join(str(error).split())[:300]
+    inner = error.java_exception
+    while inner.getCause() is not None:
+        inner = inner.getCause()
+    words = str(inner.getMessage() or "").strip().splitlines()
+    return f"{inner.getClass().getSimpleName()}: {(words or ['no reason given'])[-1][:300]}"
+
+
+def refused(doing: str, words: str) -> ConfigError | None:
+    """Return the sentence of a cause that lies in a row, which no further run mends; None for another one."""
+    if _RAISED in words:
+        return ConfigError(f"{doing} failed: {words.partition(_RAISED)[2].partition(' SQLSTATE: ')[0]}")
+    if "RecordTooLarge" in words:
+        return ConfigError(
+            f"{doing} failed: a row is larger than what Spark's client sends or the topic takes ({words}); shorten or leave it out, or write "
+            'it by capture_batch with sink={"kafka.max.request.size": ...}'
+        )
+    return None
 
 
 @contextmanager

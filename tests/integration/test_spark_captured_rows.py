@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from relay.jobs.following import Following
+from relay.jobs.session import refused
 from relay.message.errors import ConfigError
 from spark import capture
 from spark.capture import _messages, _parse, _read_files
@@ -145,6 +147,37 @@ def test_the_rows_of_a_table_are_counted_as_they_are_captured(spark: Any, tmp_pa
     monkeypatch.setattr(capture, "_capture", captured_beside_a_writer)
     config: Any = None
 
-    assert capture._capture_table(spark.read.schema("n int").json(str(tmp_path)), config, Namespace()) == 2
+    assert capture._capture_table(spark.read.schema("n int").json(str(tmp_path)), config, Namespace(table="t")) == 2
     monkeypatch.setattr(capture, "_capture", lambda *_: False)
-    assert capture._capture_table(spark.read.schema("n int").json(str(tmp_path)), config, Namespace()) is None
+    assert capture._capture_table(spark.read.schema("n int").json(str(tmp_path)), config, Namespace(table="t")) is None
+
+
+@pytest.mark.parametrize("of", ["files", "a table"])
+def test_what_is_wrong_with_a_row_is_said_in_a_sentence(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of: str) -> None:
+    """It was a traceback; of files that one's beginning, with the advice to run the job again."""
+    (tmp_path / "1.json").write_text('{"n": 1}\n', "utf-8")
+    nameless = "raise_error('column id is null; give each row an id')"
+    monkeypatch.setattr(capture, "_capture", lambda batch, *_: batch.selectExpr(nameless).write.format("noop").mode("append").save())
+    config: Any = None
+
+    def of_files() -> None:
+        rows = spark.readStream.schema("n int").json(str(tmp_path))
+        following = Following("drops", checkpoint=tmp_path / "checkpoint", trigger_s=None)
+        following.capture(rows, lambda batch, _: capture._capture(batch, 0, config, Namespace()))
+
+    def of_a_table() -> None:
+        capture._capture_table(spark.read.schema("n int").json(str(tmp_path)), config, Namespace(table="goods"))
+
+    with pytest.raises(ConfigError, match=r"^(query drops|capturing goods) failed: column id is null; give each row an id$"):
+        (of_files if of == "files" else of_a_table)()
+
+
+def test_a_row_that_is_too_large_is_not_to_be_tried_again() -> None:
+    """As the client says it, of a row of three megabytes."""
+    said = "RecordTooLargeException: The message is 3000262 bytes when serialized which is larger than 1048576, which is the value of max.request.size."
+
+    refusal = refused("query drops", said)
+
+    assert refusal is not None
+    assert "query drops failed: a row is larger than what Spark's client sends or the topic takes" in str(refusal)
+    assert refused("query drops", "TimeoutException: Topic log not present in metadata after 60000 ms.") is None
