@@ -40,6 +40,8 @@ MICROSECONDS = {"timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX", "timestamp
 """Spark's own formats of times in JSON cut them off behind the milliseconds."""
 AS_THEY_ARE = {"ignoreNullFields": "false", **MICROSECONDS}
 """With what JSON tells whatever differs in a row."""
+REPLACED = "\ufffd"
+"""What Spark reads in the place of bytes that are no character."""
 NESTED = ("array<", "struct<", "map<")
 
 
@@ -179,7 +181,19 @@ def _read_files(spark: SparkSession, options: Namespace) -> DataFrame:
         reader = spark.readStream.schema(schema)
     except ParseException as error:
         raise ConfigError(f"--schema {schema}: not columns with their types, such as 'id string, at timestamp'") from error
-    return reader.options(**settings).format(options.format).load(options.input)
+    rows = reader.options(**settings).format(options.format).load(options.input)
+    return _refuse_other_encodings(rows, options.id.split(",")) if options.format == "csv" else rows  # JSON is refused as it is read
+
+
+def _refuse_other_encodings(rows: DataFrame, ids: Sequence[str]) -> DataFrame:
+    """Have a row stop the job whose id is not UTF-8: Spark makes the same character of all bytes that are not, and one id of several."""
+    from pyspark.sql import functions as sql  # noqa: PLC0415 - needs PySpark
+
+    def checked(name: str) -> Any:
+        words = f"column {name}, of --id, has bytes in a row that are not UTF-8, by which rows cannot be told apart; write the file as UTF-8 (iconv)"
+        return sql.when(_column(name).contains(REPLACED), sql.raise_error(sql.lit(words))).otherwise(_column(name)).alias(name)
+
+    return rows.select(*(checked(name) if name in ids and kind == "string" else _column(name) for name, kind in rows.dtypes))
 
 
 def _settings(options: Namespace) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.errors import StreamingQueryException
 
 from relay.jobs.following import Following
 from relay.jobs.session import refused
@@ -133,6 +134,17 @@ def test_ids_of_json_that_one_double_stands_for_are_refused(spark: Any, tmp_path
     with pytest.raises(ConfigError, match="would both be called"):
         captured(spark, tmp_path, "--format", "json", "--id", "n")
     assert len({row.id for row in captured(spark, tmp_path, "--format", "json", "--id", "n", "--schema", "n string")}) == 2
+
+
+def test_ids_that_are_not_utf8_are_refused(spark: Any, tmp_path: Path) -> None:
+    """Spark reads all their letters as one, and of the two rows one was dropped by the relay."""
+    text = "n,m\nMüller,ä\nMäller,ö\n"
+    (tmp_path / "drop.csv").write_text(text, "latin-1")
+
+    with pytest.raises(StreamingQueryException, match="column n, of --id, has bytes in a row that are not UTF-8"):
+        captured(spark, tmp_path, "--id", "n")
+    (tmp_path / "drop.csv").write_text(text, "utf-8")
+    assert {row.id for row in captured(spark, tmp_path, "--id", "n")} == {"Müller", "Mäller"}
 
 
 def test_the_rows_of_a_table_are_counted_as_they_are_captured(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

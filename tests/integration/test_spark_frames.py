@@ -225,7 +225,7 @@ def test_a_file_is_captured_however_old_it_is_beside_the_newest_one(spark: Any, 
     """As from a copy that keeps the files' times, or beside a file whose time lies ahead."""
     drops, rows = tmp_path / "drops", list[str]()
     drops.mkdir()
-    options = Namespace(input=str(drops), format="csv", null="", escape='"', schema="id string", files_per_batch=None)
+    options = Namespace(input=str(drops), format="csv", null="", escape='"', schema="id string", files_per_batch=None, id="id")
 
     def capture(name: str, at: datetime) -> None:
         (drops / name).write_text(f"id\n{name}\n", "utf-8")
