@@ -102,13 +102,18 @@ def start(name: str, master: str, *, needs: Sequence[str] = (KAFKA_CLASS,), **se
     ``needs`` are Java classes; ``settings`` have ``__`` for each dot. Addresses are this machine's only with a local
     master; elsewhere spark-submit's own settings hold.
     """
+    from py4j.protocol import Py4JJavaError  # noqa: PLC0415 - comes with PySpark
+    from pyspark.errors import PySparkException  # noqa: PLC0415 - needs PySpark
     from pyspark.sql import SparkSession  # noqa: PLC0415 - the job's help must not wait for it
 
     own = dict(_OWN) if master.startswith("local") else {k: v for k, v in _OWN.items() if "driver" not in k}
     builder = SparkSession.builder.master(master).appName(f"relay-{name}")
     for key, value in (own | {key.replace("__", "."): value for key, value in settings.items()}).items():
         builder = builder.config(key, value)
-    spark = builder.getOrCreate()
+    try:
+        spark = builder.getOrCreate()
+    except (Py4JJavaError, PySparkException) as error:
+        raise ConfigError(f"--master {master}: Spark does not start ({cause(error)}); correct it, or what Spark says before this") from error
     examine(spark, needs)
     hide_keys(spark)
     return spark

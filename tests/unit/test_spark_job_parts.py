@@ -10,9 +10,12 @@ from typing import Any, cast
 from unittest.mock import MagicMock
 
 import pytest
+from pyspark.errors import PySparkRuntimeError
+from pyspark.sql import SparkSession
 
 from relay.audit.verify import COUNTS, MORE_COUNTS
 from relay.config.model import RelayConfig
+from relay.jobs import session
 from relay.jobs.archived import ArchivedUpTo, decode, made_again
 from relay.jobs.following import Following, exists
 from relay.jobs.page import bars, lines, page
@@ -356,3 +359,15 @@ def test_a_table_that_was_captured_before_is_said_to_be(monkeypatch: pytest.Monk
     said = capsys.readouterr()
     assert (code, said.out.partition(" rows")[0]) == (0, "3" if is_new else "0")
     assert ("--name load has captured a table before" in said.err) is not is_new
+
+
+def test_a_master_with_which_spark_does_not_start_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was a traceback of Spark's own Python."""
+
+    def refuse(_: Any) -> None:
+        raise PySparkRuntimeError(errorClass="JAVA_GATEWAY_EXITED", messageParameters={})
+
+    monkeypatch.setattr(SparkSession.Builder, "getOrCreate", refuse)
+
+    with pytest.raises(ConfigError, match=r"^--master foo: Spark does not start \(\[JAVA_GATEWAY_EXITED\].*; correct it"):
+        session.start("capture", "foo")
