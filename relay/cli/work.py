@@ -23,7 +23,7 @@ from relay.run.queues import queue_of
 from relay.run.status_record import handlers_of
 from relay.run.supervisor import Command, Supervisor
 from relay.setup.required import look_for_control
-from relay.work.loading import load_handler
+from relay.work.loading import check_resources, load_handler
 
 PROCESSES_MAX: Final = 64
 CONCURRENCY_MAX: Final = 1024
@@ -78,7 +78,7 @@ def work_command(
             f"--subscriber {subscriber}: queue {queue!r} has no such subscriber; it has {known}: name one, or add it to [queues.{queue}]"
         )
     with redirect_stdout(sys.stderr if as_json else sys.stdout):
-        load_handler(application, queue)
+        check_resources(load_handler(application, queue), loaded)
     setup(as_json=True if as_json else None)
     look_for_control(loaded)
     words = [*handed.words, "--queue", queue, "--subscriber", subscriber, "--concurrency", str(concurrency)]

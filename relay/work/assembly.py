@@ -28,6 +28,7 @@ from relay.work.desk_postgresql import PostgresqlDesk
 from relay.work.desk_sqlite import SqliteDesk
 from relay.work.desks import Desks
 from relay.work.further import Connections, Further, FurtherDatabase
+from relay.work.loading import check_resources
 from relay.work.locked import locked
 from relay.work.mark import Mark
 from relay.work.place import Place
@@ -155,21 +156,7 @@ class Assembled:
             raise ConfigError(
                 f"--subscriber {job.subscriber}: queue {job.queue!r} has {known}; add it to its subscribers"
             )
-        wanted = (
-            job.handler.also if job.handler.resource is None else (job.handler.resource, *job.handler.also)
-        )
-        for resource in wanted:
-            if resource not in config.resources:
-                known = ", ".join(config.resources) or "none"
-                raise ConfigError(
-                    f"@subscriber names resource {resource!r}: the configuration has {known}; add [resources.{resource}]"
-                )
-        for resource in job.handler.also:
-            if config.resources[resource].kind != "postgresql":
-                raise ConfigError(
-                    f"@subscriber(also=[{resource!r}]): only PostgreSQL prepares transactions; let {resource!r} decide "
-                    "(resource=), or write there from a handler of its own"
-                )
+        check_resources(job.handler, config)
 
     def _open_further(self, concurrency: int) -> list[Connections]:
         """Return the further databases of the handler, each asked whether it prepares transactions at all."""

@@ -9,6 +9,7 @@ import traceback
 from pathlib import Path
 from types import ModuleType
 
+from relay.config.model import RelayConfig
 from relay.message.errors import ConfigError, RelayError
 from relay.message.limits import raise_limit
 from relay.work.subscriber import Handler
@@ -38,6 +39,22 @@ def load_handler(app: str, queue: str) -> Handler:
         others = ", ".join(sorted({handler.queue for handler in found.values()})) or "no queue"
         raise ConfigError(f'{app} handles {others}, not {queue!r}: write @subscriber("{queue}") there')
     raise ConfigError(f"{app} has {len(ours)} handlers of {queue!r}: add :name to choose one")
+
+
+def check_resources(handler: Handler, config: RelayConfig) -> None:
+    """Raise ConfigError if a handler writes where the configuration has no resource, or one that cannot take part."""
+    for resource in handler.also if handler.resource is None else (handler.resource, *handler.also):
+        if resource not in config.resources:
+            known = ", ".join(config.resources) or "none"
+            raise ConfigError(
+                f"@subscriber names resource {resource!r}: the configuration has {known}; add [resources.{resource}]"
+            )
+    for resource in handler.also:
+        if config.resources[resource].kind != "postgresql":
+            raise ConfigError(
+                f"@subscriber(also=[{resource!r}]): only PostgreSQL prepares transactions; let {resource!r} decide "
+                "(resource=), or write there from a handler of its own"
+            )
 
 
 def _place(error: BaseException) -> str:

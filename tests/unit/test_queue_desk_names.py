@@ -14,6 +14,7 @@ from relay.control.queue_desk import QueueDesk
 from relay.message.errors import ConfigError, Unreachable
 from relay.queue.desired import Audit, Desired, Kind, Move, Step, Subject, Wanted, Wish
 from relay.run import clock
+from relay.run.supervisor import Supervisor
 
 CONFIG = """\
 [relay]
@@ -46,6 +47,32 @@ def test_who_would_work_as_a_pool_is_told_its_members(tmp_path: Path) -> None:
 
     assert ended.exit_code == 2
     assert "no such subscriber; it has approval, ann, bob: name one, or add it to [queues.credit]" in ended.output
+
+
+@pytest.mark.parametrize(
+    ("declared", "said"),
+    [
+        ('resource="shopp"', "@subscriber names resource 'shopp': the configuration has shop, shop2; add [resources.shopp]"),
+        ('resource="shop", also=["shop2"]', "@subscriber(also=['shop2']): only PostgreSQL prepares transactions"),
+    ],
+)
+def test_a_handler_that_names_no_resource_is_refused_before_a_process_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, declared: str, said: str
+) -> None:
+    def run(_: Supervisor) -> int:
+        raise AssertionError("a process was started")
+
+    monkeypatch.setattr(Supervisor, "run", run)
+    monkeypatch.setattr("relay.cli.work.look_for_control", lambda _: None)  # no broker is waited for
+    (tmp_path / "relay.toml").write_text(CONFIG + "".join(f'[resources.{name}]\nurl = "sqlite:///{name}.db"\n' for name in ("shop", "shop2")))
+    written = tmp_path / "handler_of_a_test.py"
+    written.write_text(f'from relay import subscriber\n\n@subscriber("credit", {declared})\ndef approve(*given):\n    pass\n')
+    command = f"work {written} --config {tmp_path / 'relay.toml'} --queue credit --subscriber approval"
+
+    ended = CliRunner().invoke(app, command.split())
+
+    assert ended.exit_code == 2
+    assert said in ended.output
 
 
 COMMANDS = [
