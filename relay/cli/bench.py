@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final
 import typer
 from rich.console import Console
 
+from relay.cli.bounds import named
 from relay.cli.report import JsonOption, print_json, print_table
 from relay.local.folders import empty_folder
 from relay.local.services import LocalServices
@@ -120,7 +121,7 @@ def bench_command(
         int | None, typer.Option("--messages", min=10_000, max=100_000_000, help="Messages per run, instead of each one's default.")
     ] = None,
     directory: Annotated[
-        Path | None, typer.Option("--dir", help="Use the services of `relay dev up --dir DIR` instead of fresh ones.")
+        Path | None, typer.Option("--dir", metavar="PATH", parser=named, help="Use the services of `relay dev up --dir DIR` instead of fresh ones.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

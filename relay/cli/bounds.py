@@ -1,8 +1,9 @@
-"""Numbers that options give: durations as in a configuration, and no number beyond what it is good for."""
+"""What options give: durations as in a configuration, no number beyond what it is good for, and no directory without a name."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
 import typer
@@ -48,3 +49,10 @@ def _within(given: str | float, found: float | None, least: float, most: float, 
     if found is None or not least <= found <= most:  # not a number is inside no bounds
         raise typer.BadParameter(f"{given} is not from {least:g} to {most:.0f} {unit}; {remedy}")
     return found
+
+
+def named(given: str) -> Path:
+    """Return the directory that an option names: none is named by an empty text, which a path takes for the present one."""
+    if not given:
+        raise typer.BadParameter("it is empty; name a directory")
+    return Path(given)

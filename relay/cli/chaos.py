@@ -15,7 +15,7 @@ from relay.chaos.disks import IMAGES
 from relay.chaos.result import Result
 from relay.chaos.run import Order, demonstrate, strike
 from relay.chaos.timeline import page
-from relay.cli.bounds import bounded
+from relay.cli.bounds import bounded, named
 from relay.cli.report import JsonOption, print_json, print_line, print_table
 from relay.cli.verify import MEANINGS
 from relay.config.loading import load
@@ -48,7 +48,7 @@ def chaos_command(
     workers: Annotated[int, typer.Option(min=1, max=8, help="Workers per route.")] = 2,
     brokers: Annotated[int, typer.Option(min=1, max=5, help="Brokers of the demonstration.")] = 3,
     directory: Annotated[
-        Path | None, typer.Option("--dir", help="An empty directory for the history; otherwise a temporary one.")
+        Path | None, typer.Option("--dir", metavar="PATH", parser=named, help="An empty directory for the history; otherwise a temporary one.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final
 import typer
 from rich.console import Console
 
+from relay.cli.bounds import named
 from relay.cli.report import JsonOption, print_json, print_line, print_table
 from relay.demo import credit
 from relay.demo.course import ALL_FLIGHTS, Course
@@ -53,7 +54,7 @@ def demo_command(
         bool, typer.Option("--keep", help="Leave services, data and workers running to look at.")
     ] = False,
     directory: Annotated[
-        Path | None, typer.Option("--dir", help="An empty directory to use; otherwise a temporary one.")
+        Path | None, typer.Option("--dir", metavar="PATH", parser=named, help="An empty directory to use; otherwise a temporary one.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Chooses bookings, refusals and the moments of the kills.")] = 1,
 ) -> None:

@@ -11,6 +11,7 @@ from typing import Annotated, Final, NoReturn
 import typer
 from rich.console import Console
 
+from relay.cli.bounds import named
 from relay.cli.report import JsonOption, print_json, print_line, print_table
 from relay.config.timing import Timing
 from relay.kafka.topics import TopicPlan, Topics
@@ -25,7 +26,7 @@ app = typer.Typer(name="dev", help="Kafka and PostgreSQL on this machine.", add_
 _BROKERS_DEFAULT: Final = -1
 """Replicas as the brokers were set up: three where there are as many."""
 
-Directory = Annotated[Path, typer.Option("--dir", help="Where data, logs and the record of processes live.")]
+Directory = Annotated[Path, typer.Option("--dir", metavar="PATH", parser=named, help="Where data, logs and the record of processes live.")]
 
 
 @app.command()

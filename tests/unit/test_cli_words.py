@@ -255,6 +255,16 @@ def test_a_command_that_is_told_can_be_copied(place: Path, monkeypatch: pytest.M
         assert "`relay migrate 'my shop.toml'`" in said(*words)[2]
 
 
+@pytest.mark.parametrize("words", ["dev up", "dev down", "dev status", "dev topic orders", "demo", "chaos --demo", "bench topic"])
+def test_an_empty_text_is_not_the_present_directory(place: Path, monkeypatch: pytest.MonkeyPatch, words: str) -> None:
+    monkeypatch.setattr(LocalServices, "up", classmethod(lambda *_, **__: LocalServices(place, "127.0.0.1:1", None)))
+
+    code, out, error = said(*words.split(), "--dir", "")
+
+    assert (code, out) == (2, "")
+    assert "it is empty; name a directory" in error
+
+
 def test_a_file_whose_name_is_not_utf8_is_taken(place: Path) -> None:
     name = "no\udcffutf8.toml"
     (place / name).write_text(CONFIG)
