@@ -18,7 +18,7 @@ import typer
 from typer.core import TyperCommand
 
 from relay import __version__
-from relay.cli.report import unbroken
+from relay.cli.report import tell_of_waiting, unbroken
 from relay.message.errors import ConfigError, RelayError
 from relay.message.limits import limit_code, limit_met
 
@@ -27,6 +27,9 @@ UNREAD: Final = 141
 """As of a program that the signal of a closed pipe ends."""
 FULL: Final = (ENOSPC, EDQUOT, EFBIG)
 """The disk, the user's part of it, the file that may be no longer (`ulimit -f`)."""
+
+_LOGGING: Final = ("run", "work", "serve")
+"""Commands whose log tells what they wait for."""
 
 COMMANDS: Final = {
     "demo": "Show the whole way of a message in one run, with workers killed on the way.",
@@ -141,6 +144,8 @@ def _check_words(words: list[str]) -> None:
 def _answered(name: str, arguments: list[str]) -> int:
     try:
         _check_words(arguments)
+        if name not in _LOGGING and "--json" not in arguments:
+            tell_of_waiting()
         module = importlib.import_module(f"relay.cli.{name}")
         code = unbroken(module.app)(arguments, prog_name=f"relay {name}", standalone_mode=False)
         sys.stdout.flush()

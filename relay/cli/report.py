@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
@@ -24,6 +25,28 @@ ConfigArgument = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 _PIPE_WIDTH: Final = 1000
 """Columns of a line that no person's window bounds; a table is no wider than its cells. Of a window without any, nothing would be shown."""
+
+
+class _Told(logging.Handler):
+    """Prints what a command waits for on standard error, for a person, and the same sentence once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._said: set[str] = set()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        sentence = record.getMessage()
+        if sentence not in self._said and sys.stderr.isatty():
+            self._said.add(sentence)
+            typer.echo(_harmless(sentence), err=True)
+
+
+def tell_of_waiting() -> None:
+    """Have a person at a terminal told what the command waits for."""
+    logger = logging.getLogger("relay.kafka.waiting")  # `relay.kafka.topics`, whose client takes a while to load
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    logger.handlers = [_Told()]
 
 
 def purpose(document: str | None) -> str:

@@ -5,8 +5,9 @@
 from __future__ import annotations
 
 import base64
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -67,6 +68,9 @@ _UNREACHABLE: Final = frozenset(
 )
 """What passes when brokers are back, their disks have room and the client knows them again, or when another process has the password
 of now."""
+WAITING: Final = logging.getLogger("relay.kafka.waiting")
+"""Tells persons what a command waits for; nobody else listens."""
+SOON_S: Final = 2.0
 _VISIBLE_PAUSE_S: Final = 0.02
 VISIBLE_S: Final = 2.0
 """For so long a topic may be unknown to the broker that is asked, though another one, or the controller, has made it."""
@@ -324,9 +328,17 @@ class Topics:
             clock.sleep(_VISIBLE_PAUSE_S)
 
     def _metadata(self) -> Any:
-        return self._ask(
-            lambda: self._admin.list_topics(timeout=self._timeout_s), "read the cluster's metadata"
-        )
+        def listed() -> Any:
+            soon = min(SOON_S, self._timeout_s)
+            try:
+                return self._admin.list_topics(timeout=soon)
+            except KafkaException as error:
+                if _code(error) not in _UNREACHABLE or soon == self._timeout_s:
+                    raise
+            self._tell_of_waiting()
+            return self._admin.list_topics(timeout=self._timeout_s - soon)
+
+        return self._ask(listed, "read the cluster's metadata")
 
     def _ask(self, call: Callable[[], T], doing: str) -> T:
         try:
@@ -351,12 +363,18 @@ class Topics:
             raise
 
     def _result(self, future: Future[T], doing: str) -> T:
+        soon = min(SOON_S, self._timeout_s)
         try:
-            return future.result(self._timeout_s)
+            if not wait([future], soon).done:
+                self._tell_of_waiting()
+            return future.result(self._timeout_s - soon)
         except KafkaException as error:
             raise self._sentence(error, doing) from error
         except TimeoutError as error:
             raise self._away(doing) from error
+
+    def _tell_of_waiting(self) -> None:
+        WAITING.info("waiting for brokers at %s, for up to %g s", self._servers, self._timeout_s)
 
     def _sentence(self, error: KafkaException, doing: str) -> Unreachable | ConfigError:
         if _code(error) in _UNREACHABLE:

@@ -9,7 +9,11 @@ import tomllib
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
+import pytest
+from typer.testing import CliRunner
+
 from relay import __main__
+from relay.cli.main import app
 
 ROOT = Path(__main__.__file__).parents[1]
 
@@ -29,3 +33,14 @@ def test_the_installed_command_is_the_one_that_expects_it() -> None:
     (script,) = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"].items()
 
     assert EntryPoint(*script, group="console_scripts").load() is __main__.main
+
+
+@pytest.mark.parametrize(
+    ("words", "times"), [("check none.toml", 1), ("check none.toml --json", 0), ("run none.toml", 0), ("queue list none.toml", 1)]
+)
+def test_persons_alone_are_told_what_is_waited_for(monkeypatch: pytest.MonkeyPatch, words: str, times: int) -> None:
+    told: list[str] = []
+    monkeypatch.setattr("relay.cli.main.tell_of_waiting", lambda: told.append(words))
+
+    assert CliRunner().invoke(app, words.split()).exit_code == 2
+    assert len(told) == times

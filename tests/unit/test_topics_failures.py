@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
+from relay.cli.report import tell_of_waiting
 from relay.config.timing import Timing
-from relay.kafka.topics import TopicPlan, Topics
+from relay.kafka.topics import WAITING, TopicPlan, Topics
 from relay.message.errors import ConfigError, RelayError, Unreachable
 
 
@@ -147,6 +148,24 @@ def test_what_a_signals_handler_raises_within_the_client_is_what_arrives(topics:
 
     with pytest.raises(type(raised)):
         topics.names()
+
+
+@pytest.mark.parametrize(("terminal", "said"), [(True, "waiting for brokers at 127.0.0.1:1, for up to 0.5 s\n"), (False, "")])
+def test_a_person_is_told_once_what_is_waited_for(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, terminal: bool, said: str
+) -> None:
+    for name, kept in (("handlers", []), ("propagate", True), ("level", 0)):
+        monkeypatch.setattr(WAITING, name, kept)
+    monkeypatch.setattr("relay.kafka.topics.SOON_S", 0.1)
+    tell_of_waiting()
+    monkeypatch.setattr("sys.stderr.isatty", lambda: terminal)
+
+    with Topics({"bootstrap.servers": "127.0.0.1:1"}, Timing(), 0.5) as asked:
+        for ask in (lambda: asked.describe(["orders"]), asked.names):
+            with pytest.raises(Unreachable):
+                ask()
+
+    assert capsys.readouterr().err == said
 
 
 class Hearsay:
