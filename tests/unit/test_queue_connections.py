@@ -151,3 +151,29 @@ def test_who_may_not_listen_asks_at_the_polls_pace_and_ends_for_nothing_that_a_s
     assert slept == [alerts.POLL_S]
     assert [one.closed for one in refusing] == [True, True]
     waiting.close()
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (lambda path: path.write_bytes(b"no database, whatever its name is" * 40), "it is no SQLite database; correct the path, or restore it"),
+        (lambda path: path.mkdir(), "let the relay read and write it and the folder that it lies in"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_said_with_what_helps(tmp_path: Path, made: Callable[[Path], object], said: str) -> None:
+    made(tmp_path / "credit.db")
+
+    with pytest.raises(StoreAway, match="cannot be used") as raised:
+        SqliteSession(tmp_path / "credit.db")
+
+    assert said in str(raised.value)
+
+
+def test_what_may_not_be_written_is_said_with_what_helps(tmp_path: Path) -> None:
+    session = SqliteSession(tmp_path / "credit.db")
+    session._connection.execute("pragma query_only = on")
+
+    with pytest.raises(StoreAway, match=r"READONLY.*: let the relay write it and the folder that it lies in"), session.unit():
+        session._connection.execute("create table other (n)")
+
+    session.close()

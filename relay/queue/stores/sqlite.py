@@ -40,6 +40,11 @@ ROWS_AT_ONCE: Final = 20
 """Messages that one statement inserts: more of them gain nothing."""
 _FULL: Final = (sqlite3.SQLITE_FULL,)
 _BUSY: Final = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+_REMEDIES: Final = {
+    sqlite3.SQLITE_READONLY: "let the relay write it and the folder that it lies in",
+    sqlite3.SQLITE_CANTOPEN: "let the relay read and write it and the folder that it lies in, and open more files (`ulimit -n`)",
+    sqlite3.SQLITE_NOTADB: "it is no SQLite database; correct the path, or restore it",
+}
 
 
 class SqliteSession:
@@ -246,11 +251,16 @@ def _judged(*, committing: bool) -> Iterator[None]:
         if committing:
             # The disk failed while it wrote: what is in the file, only reading it again tells.
             raise InDoubt("the commit to the queue's database file failed: read the states again") from error
-        raise StoreAway(f"the queue's database file cannot be used ({error.sqlite_errorname})") from error
+        raise _unusable(error) from error
     except sqlite3.DatabaseError as error:
         if isinstance(error, sqlite3.IntegrityError | sqlite3.ProgrammingError):
             raise
-        raise StoreAway(f"the queue's database file cannot be used ({error.sqlite_errorname})") from error
+        raise _unusable(error) from error
+
+
+def _unusable(error: sqlite3.DatabaseError) -> StoreAway:
+    remedy = _REMEDIES.get(error.sqlite_errorcode & 0xFF, "look at its disk, and restore it if it is damaged")
+    return StoreAway(f"the queue's database file cannot be used ({error.sqlite_errorname}): {remedy}")
 
 
 def open_sqlite(settings: QueueSettings, path: Path) -> SqlQueue:
