@@ -12,6 +12,7 @@ import os
 import sys
 from errno import EDQUOT, EFBIG, ENOSPC
 from io import TextIOWrapper
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
@@ -102,11 +103,22 @@ def _said(command: str, error: MemoryError | OSError | RuntimeError) -> int:
     if (sentence := limit_met(error)) is not None:
         typer.echo(f"{command}: {sentence}", err=True)
         return limit_code(error)
+    if isinstance(error, FileNotFoundError) and not _is_somewhere():
+        typer.echo(f"{command}: the present directory is not there any more; go to one that is", err=True)
+        return 2
     if not isinstance(error, OSError) or error.errno not in FULL:
         raise error
     typer.echo(f"{command}: {error.strerror}: what it wrote is not whole", err=True)
     _silence()
     return 1
+
+
+def _is_somewhere() -> bool:
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _open_what_is_closed() -> None:

@@ -44,3 +44,15 @@ def test_persons_alone_are_told_what_is_waited_for(monkeypatch: pytest.MonkeyPat
 
     assert CliRunner().invoke(app, words.split()).exit_code == 2
     assert len(told) == times
+
+
+def test_a_present_directory_that_is_gone_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "relay.toml").write_text("")
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+
+    ended = CliRunner().invoke(app, ["check", "../relay.toml"])
+
+    assert (ended.exit_code, ended.stdout) == (2, "")
+    assert ended.stderr == "relay check: the present directory is not there any more; go to one that is\n"
