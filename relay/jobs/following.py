@@ -213,8 +213,8 @@ def _batches(spark: SparkSession, folder: Place) -> dict[int, list[str]]:
 
 def _sentence(name: str, text: str, checkpoint: Place, anew: str, words: str = "") -> RelayError:
     """Name the cause in a failure of Spark, in ``words`` if they are known: what a row or a file says wrongly is the user's, the rest may pass."""
-    words = words or text.partition("=== Streaming Query ===")[0].partition("terminated with exception: ")[2] or text
-    words = " ".join(words.split())[:400]
+    said = text.partition("=== Streaming Query ===")[0]
+    words = " ".join((words or said.partition("terminated with exception: ")[2] or text).split())[:400]
     if (of_a_row := refused(f"query {name}", words)) is not None:
         return of_a_row
     if "failOnDataLoss" in text:
@@ -222,6 +222,8 @@ def _sentence(name: str, text: str, checkpoint: Place, anew: str, words: str = "
             f"query {name}: its --checkpoint {checkpoint} stands at offsets that have left the log ({words}); what lay there is "
             f"not taken: keep the topic longer, and begin anew at its beginning with another {anew}"
         )
-    if any(kind in text for kind in ("MALFORMED", "CSV", "FAILED_READ_FILE", "schema", "SCHEMA")):
+    # Classes that a call went through have such words in their names, whatever failed.
+    said = "\n".join(line for line in said.splitlines() if not line.lstrip().startswith("at "))
+    if any(kind in said for kind in ("MALFORMED", "CSV", "FAILED_READ_FILE", "schema", "SCHEMA")):
         return ConfigError(f"query {name}: the data does not fit: {words}; correct the file or give --schema")
     return Unreachable(f"query {name} failed: {words}; the job may be run again")

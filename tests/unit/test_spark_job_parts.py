@@ -17,11 +17,11 @@ from relay.audit.verify import COUNTS, MORE_COUNTS
 from relay.config.model import RelayConfig
 from relay.jobs import session
 from relay.jobs.archived import ArchivedUpTo, decode, made_again
-from relay.jobs.following import Following, exists
+from relay.jobs.following import Following, _sentence, exists
 from relay.jobs.page import bars, lines, page
 from relay.jobs.records import Broker, java_settings
 from relay.jobs.windows import Window
-from relay.message.errors import ConfigError
+from relay.message.errors import ConfigError, Unreachable
 from spark import archive, audit, capture, correlate, flights
 
 
@@ -371,3 +371,20 @@ def test_a_master_with_which_spark_does_not_start_is_a_sentence(monkeypatch: pyt
 
     with pytest.raises(ConfigError, match=r"^--master foo: Spark does not start \(\[JAVA_GATEWAY_EXITED\].*; correct it"):
         session.start("capture", "foo")
+
+
+THROUGH_CSV = "\n\tat org.apache.spark.sql.execution.datasources.csv.CSVFileFormat.$anonfun$buildReader$2(CSVFileFormat.scala:142)"
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        ("TimeoutException: Topic orders not present in metadata", Unreachable),
+        ("[FAILED_READ_FILE.NO_HINT] Encountered error while reading file", ConfigError),
+    ],
+)
+def test_of_what_failed_the_words_tell_whether_the_data_is_wrong_and_no_class_it_went_through(said: str, kind: type) -> None:
+    failure = _sentence("orders", said + THROUGH_CSV, Path("checkpoint"), "name", "of its cause")
+    assert type(failure) is kind
+    failure = _sentence("orders", f"Query x terminated with exception: {said}\n=== Streaming Query ===\nplan: CSV", Path("c"), "name")
+    assert type(failure) is kind
