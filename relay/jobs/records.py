@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -27,6 +28,8 @@ OFFSETS: Final = (1 << PLACE_SHIFT) - 1
 STABLE_WAIT_S: Final = 40.0
 """Longer than the default transaction timeout and the broker's pause before it ends one, together."""
 _ASK_MS: Final = "15000"
+_OLDER_KEY: Final = re.compile("-----BEGIN (?!ENCRYPTED)[A-Z]+ PRIVATE KEY-----")
+_KEY_REMEDY: Final = "write it by `openssl pkcs8 -topk8 -nocrypt`, or encrypted with `-v1 PBE-SHA1-3DES` in place of `-nocrypt`"
 _SAME: Final = ("bootstrap.servers", "client.dns.lookup", "client.rack", "metadata.max.age.ms")
 
 
@@ -49,6 +52,9 @@ def java_settings(kafka: Mapping[str, str]) -> dict[str, str]:
         found |= {"ssl.truststore.type": "PEM", "ssl.truststore.certificates": kafka["ssl.ca.pem"]}
     chain, key = (_pem(kafka, f"ssl.{one}") for one in ("certificate", "key"))
     if chain is not None and key is not None:
+        if _OLDER_KEY.search(key):
+            given = next(one for one in ("pem", "location") if f"ssl.key.{one}" in kafka)
+            raise ConfigError(f"kafka.ssl.key.{given} has a key in a form that Spark's client does not read; {_KEY_REMEDY}.")
         found |= {
             "ssl.keystore.type": "PEM",
             "ssl.keystore.certificate.chain": chain,
@@ -103,6 +109,11 @@ class Broker:
         try:
             self._admin = jvm.org.apache.kafka.clients.admin.AdminClient.create(settings)
         except Py4JJavaError as error:
+            if any("InvalidConfiguration" in name for name in _chain(error)):
+                raise ConfigError(
+                    f"[kafka]: Spark's client does not take the certificates or the key ({_cause(error)}); correct them or ssl.key.password. "
+                    f"A key that is encrypted otherwise it does not read: {_KEY_REMEDY}."
+                ) from error
             raise Unreachable(f"the brokers {self._where} cannot be used: {_cause(error)}.") from error
 
     def partitions(self, topic: str) -> int:
@@ -221,6 +232,14 @@ def place(partitions: Iterable[LogPartition]) -> Column:
 def located(number: int, partitions: list[LogPartition]) -> tuple[LogPartition, int]:
     """Return partition and offset of a place."""
     return partitions[number >> PLACE_SHIFT], number & OFFSETS
+
+
+def _chain(error: Any) -> Iterator[str]:
+    """Yield the class of a Java exception, and of each that it was raised for."""
+    inner = error.java_exception
+    while inner is not None:
+        yield inner.getClass().getSimpleName()
+        inner = inner.getCause()
 
 
 def _cause(error: Any) -> str:

@@ -10,6 +10,7 @@ from typing import Any, cast
 from unittest.mock import MagicMock
 
 import pytest
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
@@ -78,6 +79,46 @@ def test_authorities_of_the_machine_are_the_jvms_own_and_a_folder_of_them_is_ref
     assert java_settings({**given, "ssl.ca.location": "probe"}) == {"bootstrap.servers": "a:1", "security.protocol": "SSL"}
     with pytest.raises(ConfigError, match=r"ssl\.ca\.location .*is a folder"):
         java_settings({**given, "ssl.ca.location": str(tmp_path)})
+
+
+@pytest.mark.parametrize("form", ["EC", "RSA"])
+def test_a_key_in_a_form_that_the_jvms_client_does_not_read_is_refused(form: str) -> None:
+    """Brokers were called unreachable a minute later (`algid parse error`): the relay's own client reads both forms."""
+    given = {"bootstrap.servers": "a:1", "security.protocol": "ssl", "ssl.certificate.pem": "chain"}
+    key = "-----BEGIN {0}PRIVATE KEY-----\ncanary\n-----END {0}PRIVATE KEY-----\n"
+
+    with pytest.raises(ConfigError, match=r"kafka\.ssl\.key\.pem .*openssl pkcs8 -topk8") as refused:
+        java_settings({**given, "ssl.key.pem": "-----BEGIN EC PARAMETERS-----\n" + key.format(f"{form} ")})
+
+    assert "canary" not in str(refused.value)
+    for taken in ("", "ENCRYPTED "):
+        assert java_settings({**given, "ssl.key.pem": key.format(taken)})["ssl.keystore.key"] == key.format(taken)
+
+
+@pytest.mark.parametrize(
+    ("chain", "raised", "words"),
+    [
+        (["KafkaException", "InvalidConfigurationException", "NoSuchAlgorithmException"], ConfigError, "openssl pkcs8 -topk8"),
+        (["KafkaException", "ConfigException"], Unreachable, "cannot be used: ConfigException"),
+    ],
+)
+def test_a_certificate_that_the_jvms_client_does_not_take_is_not_called_a_broker_out_of_reach(
+    chain: list[str], raised: type[Exception], words: str
+) -> None:
+    """Its client does not read what `openssl pkcs8` encrypts by default: `PBES2 SecretKeyFactory not available`."""
+    inner = None
+    for name in reversed(chain):
+        thrown = MagicMock()
+        thrown.getClass().getSimpleName.return_value = name
+        thrown.getCause.return_value = inner
+        inner = thrown
+    spark = MagicMock()
+    create = spark._jvm.org.apache.kafka.clients.admin.AdminClient.create
+    create.side_effect = Py4JJavaError("", MagicMock(_target_id="o1", _gateway_client=MagicMock()))
+    create.side_effect.java_exception = inner
+
+    with pytest.raises(raised, match=words):
+        Broker(spark, {"bootstrap.servers": "a:1"})
 
 
 def test_what_is_archived_never_goes_back() -> None:
