@@ -11,12 +11,15 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, TypeVar
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 from uuid import UUID
 
 import fastavro
 import orjson
 
 from relay.kafka.logins import Credentials, Login, login_at
+from relay.kafka.settings import is_loopback
 from relay.message.avro_values import SchemaKey
 from relay.message.errors import (
     UNKNOWN_SCHEMA,
@@ -296,7 +299,19 @@ def _login(settings: RegistryLike) -> tuple[Login | None, Credentials | None]:
     return login, given if login is None else login.in_force
 
 
+def _refuse_proxy(url: str) -> None:
+    """Raise ConfigError if what needs no encryption, since it stays on this machine, would be sent to a proxy of the environment."""
+    parts, proxies = urlsplit(url), getproxies()
+    host = parts.hostname or ""
+    if parts.scheme == "http" and is_loopback(host) and ("http" in proxies or "all" in proxies) and not proxy_bypass(host):
+        raise ConfigError(
+            f"[registry] url = {url}: the environment names a proxy (HTTP_PROXY or ALL_PROXY), which would be asked in its place; leave the "
+            f"machine out there: NO_PROXY={host}"
+        )
+
+
 def _client(settings: RegistryLike, shown: Credentials | None) -> SchemaRegistryClient:
+    _refuse_proxy(settings.url)
     try:
         # An extra, and 0.3 s: only a relay with a registry needs it.
         from confluent_kafka.schema_registry import SchemaRegistryClient  # noqa: PLC0415
@@ -322,7 +337,8 @@ def _client(settings: RegistryLike, shown: Credentials | None) -> SchemaRegistry
     except Exception as failure:  # noqa: BLE001 - files that it opens, settings that it checks
         raise_limit(failure)
         raise ConfigError(
-            f"[registry]: the client refuses the settings ({type(failure).__name__}); correct url, user or ca"
+            f"[registry]: the client refuses the settings ({type(failure).__name__}); correct url, user or ca, or the proxies "
+            "that the environment names (HTTPS_PROXY, ALL_PROXY)"
         ) from None
 
 

@@ -391,3 +391,28 @@ class TestWithConfluentsOwn:
         value = AvroEncoder(parsed, registry.number_of("orders-value", text)).encode(RECORD)
         theirs = AvroDeserializer(SchemaRegistryClient({"url": server.url}))
         assert theirs(value, SerializationContext("orders", MessageField.VALUE)) == RECORD
+
+
+@pytest.mark.parametrize("name", ["http_proxy", "ALL_PROXY"])
+def test_a_registry_of_this_machine_is_not_asked_through_a_proxy(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Its user and password went to that machine, without encryption; and what the proxy answers is no word of the registry's."""
+    with registry_server() as local, registry_server() as proxy:
+        monkeypatch.setenv(name, proxy.url)
+        monkeypatch.delenv("NO_PROXY", raising=False)
+        with pytest.raises(ConfigError, match=r"\[registry\] url = .*proxy.*NO_PROXY"):
+            Registry(RegistryConfig(url=local.url, user="ann", password=SecretStr("canary"))).check()
+        assert not proxy.requests
+
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        Registry(RegistryConfig(url=local.url)).check()
+        assert local.requests
+
+
+def test_a_proxy_that_the_client_cannot_use_is_not_called_a_fault_of_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An import is missing for socks5."""
+    monkeypatch.setenv("ALL_PROXY", "socks5://ann:canary@127.0.0.1:1")
+
+    with pytest.raises(ConfigError, match="ALL_PROXY") as refused:
+        Registry(RegistryConfig(url="https://127.0.0.1:1"))
+
+    assert "canary" not in str(refused.value)
