@@ -119,22 +119,29 @@ class RouteWorker:
         """
         while not self._stopping:
             try:
-                self._turn()
+                self._go_on()
             except (TwinDetected, ConfigError, Stopped) as found:
                 final = self._reason(found)
                 self._leave(final)
                 raise final from found.__cause__  # stop: a person must act
-            except Stuck as stuck:
-                self._wait_stuck(stuck)  # in doubt: nothing can be found out now; wait for help, visibly
-            except (Fenced, InDoubt, Retriable) as unclear:
-                self._recover_next(unclear)  # in doubt: evidence decides
-            except Unreachable as away:
-                self._recover_next(away)  # retry: nothing can be found out before it answers
-            except Exception as failure:  # noqa: BLE001 - sorted out below: recover, stop, or raised on
-                self._sort_out(failure)
             if until_idle_s is not None and self._is_idle(until_idle_s):
                 break
         self._drain()
+
+    def _go_on(self) -> None:
+        """Take a turn, and wait out what passes; raises what stops the worker, also where that is Kafka's refusal."""
+        try:
+            self._turn()
+        except (TwinDetected, ConfigError, Stopped):
+            raise
+        except Stuck as stuck:
+            self._wait_stuck(stuck)  # in doubt: nothing can be found out now; wait for help, visibly
+        except (Fenced, InDoubt, Retriable) as unclear:
+            self._recover_next(unclear)  # in doubt: evidence decides
+        except Unreachable as away:
+            self._recover_next(away)  # retry: nothing can be found out before it answers
+        except Exception as failure:  # noqa: BLE001 - sorted out below: recover, stop, or raised on
+            self._sort_out(failure)
 
     def revoked(self) -> None:
         """The group takes the partitions away: let what is under way finish, then let go."""

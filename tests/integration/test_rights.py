@@ -26,6 +26,7 @@ from relay.kafka.scan import Scan
 from relay.message.errors import ConfigError, Stopped
 from relay.message.record import LogPartition
 from relay.resources import open_resource
+from relay.run import status_record
 from relay.run.following import control_topic
 from relay.run.restarts import ExitCode, Past
 from relay.work import past
@@ -78,6 +79,11 @@ class TopicSite:
         """Return the worker's last word of a right; its client may have said something since."""
         return [line for line in self.route.said().splitlines() if "the right" in line][-1]
 
+    def status(self) -> Any:
+        """Return what the worker has said of itself last."""
+        said = [one.value() for one in read_all(self.secured.kafka, f"{self.name}.control", 1) if one.key().startswith(b"status/main/")]
+        return status_record.decode(said[-1])
+
     def delivered(self) -> int:
         return len(read_all(self.secured.kafka, self.out, 1))
 
@@ -122,6 +128,8 @@ def test_without_the_right_to_write_what_a_transaction_holds_it_stops_and_says_s
         with site.secured.without(site.worker, *rights(TOPIC, topic, WRITE)):
             assert site.route.finish() == ExitCode.PERSON, site.route.said()
             assert topic in site.missing()
+            shown = site.status()
+            assert (shown.state, topic in shown.last_error) == ("stopped", True), shown
     assert site.route.finish() == 0, site.route.said()
     assert site.delivered() == 10
 

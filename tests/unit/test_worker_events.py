@@ -110,6 +110,19 @@ def test_a_group_that_refuses_its_member_stops_the_worker(meanwhile: bool, monke
         made._read(0.0)
 
 
+def test_a_worker_that_brokers_refuse_a_right_leaves_its_group_and_says_why_it_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its status went on saying that it runs, and its group waited for the end of its session."""
+    made, parts = worker()
+    monkeypatch.setattr(made, "_turn", MagicMock(side_effect=KafkaException(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED))))
+
+    with pytest.raises(Stopped, match="grant the right or use a role that has it") as stopped:
+        made.run(None)
+
+    parts.progress.failed.assert_called_with(str(stopped.value))
+    parts.group.close.assert_called_once()
+    parts.progress.state.assert_called_with("stopped")
+
+
 def test_what_stops_a_worker_may_be_that_the_log_is_another_topic() -> None:
     made, parts = worker()
     lost = Stopped("the log begins above the position")
