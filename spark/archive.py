@@ -58,7 +58,7 @@ def _parse(arguments: Sequence[str]) -> Namespace:
     parser.add_argument("config", help="the configuration, such as relay.toml")
     parser.add_argument("--topic", action="append", required=True, help="what to archive; may be repeated")
     parser.add_argument(
-        "--to", required=True, help="the archive's folder, or a store's address that Spark knows"
+        "--to", type=session.filled, required=True, help="the archive's folder, or a store's address that Spark knows"
     )
     parser.add_argument(
         "--by", choices=tuple(PERIODS), default="day", help="the partitions' period (default: %(default)s)"

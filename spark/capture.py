@@ -60,7 +60,7 @@ def _parse(arguments: Sequence[str]) -> Namespace:
     parser.add_argument("--topic", required=True, help="the log topic")
     parser.add_argument("--format", choices=(*FILES, "jdbc"), default="csv", help="default: %(default)s")
     parser.add_argument(
-        "--name", required=True, help="what this import is called; the same name never captures twice"
+        "--name", type=session.filled, required=True, help="what this import is called; the same name never captures twice"
     )
     parser.add_argument(
         "--id", required=True, metavar="COLUMNS", help="columns, by commas, that name a row for good"

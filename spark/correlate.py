@@ -44,7 +44,7 @@ def _parse(arguments: Sequence[str]) -> Namespace:
     parser.add_argument("--topic", action="append", required=True, help="repeat it: the first one leads")
     parser.add_argument("--to", required=True, help="the log topic of the joined messages")
     parser.add_argument(
-        "--name", required=True, help="what this join is called; its progress is kept under the name"
+        "--name", type=session.filled, required=True, help="what this join is called; its progress is kept under the name"
     )
     parser.add_argument(
         "--on",

@@ -74,6 +74,13 @@ def count(text: str) -> int:
     return found
 
 
+def filled(text: str) -> str:
+    """Read an option that says something, unlike a shell's variable that is not set."""
+    if not text:
+        raise ArgumentTypeError("it is empty; write what it is to be")
+    return text
+
+
 def written(text: str) -> Path:
     """Read an option's file that is written when the job is done; refuses at once what cannot be written then."""
     path = Path(text)

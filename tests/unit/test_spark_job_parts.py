@@ -325,6 +325,16 @@ def test_a_number_that_is_none_or_beyond_all_use_is_refused(
     assert module._parse([*words, f"{option}=30"])
 
 
+@pytest.mark.parametrize(("job", "option"), [(ARCHIVE, "--to"), (CAPTURE, "--name"), (CORRELATE, "--name")], ids=["archive", "capture", "correlate"])
+def test_a_name_that_is_empty_is_refused(capsys: pytest.CaptureFixture[str], job: tuple[Any, list[str]], option: str) -> None:
+    """As a variable of a shell that is not set leaves it; Spark's own refusal was a traceback."""
+    module, words = job
+    with pytest.raises(SystemExit, match="2"):
+        module._parse([*words, option, ""])
+
+    assert f"argument {option}: it is empty" in capsys.readouterr().err
+
+
 class Hadoop:
     """Spark's file systems, which note what they are asked for."""
 
