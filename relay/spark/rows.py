@@ -73,6 +73,8 @@ def check_schema(schema: StructType, options: WriteOptions) -> None:
         if found not in allowed:
             raise ConfigError(f"column {field.name} is {found}; cast it to {' or '.join(allowed)}")
     names = schema.fieldNames()
+    if (twice := next((name for name in names if names.count(name) > 1), None)) is not None:
+        raise ConfigError(f"column {twice} is there more than once; select the one that is meant (a join keeps those of both sides)")
     if VALUE not in names:
         raise ConfigError("column value is missing: it is the message (binary or string)")
     if TOPIC not in names and options.topic is None:

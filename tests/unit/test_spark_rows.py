@@ -153,6 +153,7 @@ def test_a_row_that_cannot_be_placed_or_named_is_refused(columns: dict[str, Any]
         ("key string", "column value is missing"),
         ("value double", "column value is double; cast it to binary or string"),
         ("value string, total int", "column total: not one that is written"),
+        ("key string, value string, key string", "column key is there more than once; "),
     ],
 )
 def test_a_schema_that_does_not_fit_is_a_sentence(schema: str, sentence: str) -> None:
