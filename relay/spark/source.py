@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 from uuid import UUID
 
 from pyspark.sql.datasource import (
@@ -56,6 +56,12 @@ class RelaySource(DataSource):
     def schema(self) -> str:
         """Return the columns of the log as it is read."""
         return SCHEMA
+
+    def reader(self, schema: StructType) -> NoReturn:  # noqa: ARG002 - Spark's name
+        """Refuse a batch read. Raises ConfigError."""
+        raise ConfigError(
+            'format("relay") is read as a stream only (spark.readStream); relay.spark.committed reads what counts by now, as a batch'
+        )
 
     def streamReader(self, schema: StructType) -> CommittedReader:  # noqa: ARG002, N802 - Spark's names
         """Return the reader that follows the log."""

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any, Self
 
 import pytest
+from pyspark.sql.types import StructType
 
 from relay.capture.decisions import Attempt, UnitDecision, UnitDecisions, batch_unit
 from relay.capture.outcomes import encode_marker, marker_headers
@@ -17,6 +18,7 @@ from relay.message.record import LogPartition
 from relay.spark import following
 from relay.spark.following import CommittedReader, Prefix, Span, ended_by
 from relay.spark.options import WriteOptions
+from relay.spark.source import RelaySource
 
 SHOP = ResourceName("shop", "uuid")
 UNIT = batch_unit("q", 1)
@@ -290,3 +292,10 @@ def test_a_row_whose_time_no_timestamp_holds_has_none(at_ms: int, micros: int | 
     (batch,) = following._batches([(record, [(ID, b"1")])])
 
     assert batch.column("timestamp").cast("int64").to_pylist() == [micros]
+
+
+def test_a_batch_read_is_refused_with_what_reads_the_log_at_rest() -> None:
+    source = RelaySource({"relay": "shop", "topic": "log", "kafka.bootstrap.servers": "127.0.0.1:1"})
+
+    with pytest.raises(ConfigError, match=r'format\("relay"\) is read as a stream.*relay\.spark\.committed'):
+        source.reader(StructType())
