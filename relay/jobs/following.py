@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,6 +22,23 @@ WAIT_S: Final = 2
 Batch = Callable[["DataFrame", int], object]
 Place = Path | str
 """A folder or a file where Spark finds it; an address stays a text, of which a path would fold the slashes before the host or bucket."""
+
+
+@contextmanager
+def using_places() -> Iterator[None]:
+    """Turn what Java says of a folder or an address that Spark cannot use into one sentence. Raises ConfigError, Unreachable."""
+    from py4j.protocol import Py4JJavaError  # noqa: PLC0415 - comes with PySpark
+
+    try:
+        yield
+    except Py4JJavaError as error:
+        words = cause(error)
+        if any(kind in words for kind in ("Connect", "UnknownHost", "Timeout")):
+            raise Unreachable(f"where the job writes or keeps its progress does not answer ({words}); the job may be run again") from error
+        raise ConfigError(
+            f"Spark cannot use where the job writes or keeps its progress ({words}); name another folder or address, or bring what is missing: "
+            "the right to write there, the jars of its file system"
+        ) from error
 
 
 class Following:
@@ -64,7 +82,8 @@ class Following:
             writer = writer.trigger(availableNow=True)
         else:
             writer = writer.trigger(processingTime=f"{self._trigger_s:g} seconds")
-        query = writer.start()
+        with using_places():
+            query = writer.start()
         try:
             self._follow(query)
         except KeyboardInterrupt:
@@ -148,24 +167,28 @@ def taken(spark: SparkSession, checkpoint: Place) -> dict[str, dict[int, int]]:
     return found
 
 
+@using_places()
 def exists(spark: SparkSession, path: Place) -> bool:
     """Look where Spark itself looks: with a scheme, or on a cluster, that is another file system than this machine's."""
     system, found = _located(spark, path)
     return bool(system.exists(found))
 
 
+@using_places()
 def names(spark: SparkSession, path: Place) -> list[str]:
     """Return what a folder has, nothing if there is none."""
     system, found = _located(spark, path)
     return sorted(str(one.getPath().getName()) for one in system.listStatus(found)) if system.exists(found) else []
 
 
+@using_places()
 def qualified(spark: SparkSession, path: str) -> str:
     """Return a path as Spark knows it, however it is written: with its file system, from the root, without detours."""
     system, found = _located(spark, path)
     return str(system.makeQualified(found).toString())
 
 
+@using_places()
 def rename(spark: SparkSession, path: Place, to: Place) -> None:
     """Give a folder another name. Raises Unreachable."""
     system, found = _located(spark, path)
@@ -173,6 +196,7 @@ def rename(spark: SparkSession, path: Place, to: Place) -> None:
         raise Unreachable(f"{path} cannot be renamed to {to}: do so by hand, then run the job again")
 
 
+@using_places()
 def keep(spark: SparkSession, path: Place, content: bytes) -> None:
     """Write a small file whole or not at all, in the place of one that there is. Raises Unreachable."""
     system, written = _located(spark, f"{path}.new")
@@ -185,6 +209,7 @@ def keep(spark: SparkSession, path: Place, content: bytes) -> None:
     rename(spark, f"{path}.new", path)
 
 
+@using_places()
 def kept(spark: SparkSession, path: Place) -> bytes:
     """Return what was written there, nothing where nothing was, or where its writer was killed between two steps."""
     lines = spark.read.text(str(path)).collect() if exists(spark, path) else []
@@ -197,6 +222,7 @@ def _located(spark: SparkSession, path: Place) -> tuple[Any, Any]:
     return found.getFileSystem(java._jsc.hadoopConfiguration()), found  # noqa: SLF001
 
 
+@using_places()
 def _batches(spark: SparkSession, folder: Place) -> dict[int, list[str]]:
     from pyspark.errors import AnalysisException  # noqa: PLC0415 - see the package
 

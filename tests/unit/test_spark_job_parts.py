@@ -22,7 +22,7 @@ from relay.jobs.following import Following, _sentence, exists
 from relay.jobs.page import bars, lines, page
 from relay.jobs.records import Broker, java_settings
 from relay.jobs.windows import Window
-from relay.message.errors import ConfigError, Unreachable
+from relay.message.errors import ConfigError, RelayError, Unreachable
 from spark import archive, audit, capture, correlate, flights
 
 
@@ -439,3 +439,29 @@ def test_of_what_failed_the_words_tell_whether_the_data_is_wrong_and_no_class_it
     assert type(failure) is kind
     failure = _sentence("orders", f"Query x terminated with exception: {said}\n=== Streaming Query ===\nplan: CSV", Path("c"), "name")
     assert type(failure) is kind
+
+
+@pytest.mark.parametrize(
+    ("kind", "words", "code"),
+    [
+        ("IOException", "mkdir of file:/proc/x failed", 2),
+        ("ClassNotFoundException", "Class org.apache.hadoop.fs.s3a.S3AFileSystem not found", 2),
+        ("ConnectException", "Connection refused", 3),
+    ],
+)
+def test_a_place_that_spark_cannot_use_is_a_sentence(tmp_path: Path, kind: str, words: str, code: int) -> None:
+    """It was a traceback: of the archive's folder, and of where progress is kept."""
+    java = MagicMock()
+    java.getCause.return_value, java.getMessage.return_value = None, words
+    java.getClass.return_value.getSimpleName.return_value = kind
+    failed = Py4JJavaError("An error occurred", java)
+    spark, writer = Hadoop(), MagicMock()
+    spark._jvm.org.apache.hadoop.fs.Path = MagicMock(side_effect=failed)
+    writer.option.return_value.queryName.return_value.trigger.return_value.start.side_effect = failed
+
+    with pytest.raises(RelayError, match=f"{kind}: {words}") as refused:
+        exists(cast("Any", spark), "s3a://bucket/x")
+    with pytest.raises(RelayError, match=f"{kind}: {words}") as unstarted:
+        Following("archive", checkpoint=tmp_path, trigger_s=None).write(writer)
+
+    assert (refused.value.exit_code, unstarted.value.exit_code) == (code, code)
