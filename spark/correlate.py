@@ -76,6 +76,8 @@ def _run(options: Namespace) -> int:
         raise ConfigError("--topic: name at least two topics to join")
     if len({*options.topic}) < len(options.topic):
         raise ConfigError(f"--topic {', '.join(options.topic)}: name each topic once; a joined message has one part of each")
+    if options.to in options.topic:
+        raise ConfigError(f"--to {options.to}: it is one of those that are joined; name a log topic, which a route of its own delivers")
     config = load(Path(options.config))
     java = java_settings(config.kafka)
     # Each shuffle partition keeps state of its own: the machine's cores are enough for one broker's stream.

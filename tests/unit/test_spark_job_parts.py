@@ -366,6 +366,12 @@ def test_a_topic_that_is_named_twice_is_refused(capsys: pytest.CaptureFixture[st
     assert "name each topic once" in capsys.readouterr().err
 
 
+def test_a_join_into_a_topic_that_it_reads_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its messages would stand among those of the route that leads there, and the next run would refuse them as a log's."""
+    assert correlate.main(["relay.toml", "--topic", "a", "--topic", "b", "--to", "b", "--name", "n"]) == 2
+    assert "--to b: it is one of those that are joined; name a log topic" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("option", ["--report", "--html"])
 @pytest.mark.parametrize("place", ["", "away/report", ".", "taken/report"])
 def test_a_report_that_could_not_be_written_is_refused_before_the_audit(
