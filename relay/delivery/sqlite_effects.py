@@ -17,7 +17,7 @@ _PARAMETER: Final = re.compile(r"%(?:(%)|\((\w+)\)s)")
 _IDENTIFIER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
 _ROW_FAULTS: Final = ("SQLITE_CONSTRAINT", "SQLITE_MISMATCH", "SQLITE_TOOBIG")
 _DATATYPE: Final = 3091
-"""SQLITE_CONSTRAINT_DATATYPE, of a STRICT table's column; Python's module calls it "unknown"."""
+"""SQLITE_CONSTRAINT_DATATYPE, of a STRICT table's column."""
 _VALUE_FAULTS: Final = (
     "malformed JSON", "bad JSON path", "JSON path error", "JSON cannot hold BLOB", "integer overflow",
     "LIKE or GLOB pattern", "ESCAPE expression",
@@ -30,6 +30,8 @@ _RETRY: Final = (
     "SQLITE_SCHEMA", "SQLITE_ABORT", "SQLITE_CANTOPEN",
 )
 _DAMAGED: Final = ("SQLITE_CORRUPT", "SQLITE_NOTADB")
+_UNNAMED: Final = {getattr(sqlite3, name): name for name in (*_ROW_FAULTS, *_RETRY, *_DAMAGED)}
+"""By the code's last byte: a kind that SQLite has and Python's module does not know is "unknown" there."""
 # What the sqlite3 module itself refuses: an integer beyond 64 bits, a text that is no UTF-8, a type it does not know.
 REFUSED_VALUES: Final = (OverflowError, UnicodeEncodeError, sqlite3.InterfaceError)
 
@@ -141,8 +143,9 @@ def judge(error: Exception, plan: TablePlan) -> RelayError | RowFault:
         sentence = f"{plan.where} cannot take one of the row's values ({type(error).__name__})"
         return RowFault(MessageRejected("apply", "value_refused", sentence))
     name = getattr(error, "sqlite_errorname", None) or type(error).__name__
-    if getattr(error, "sqlite_errorcode", None) == _DATATYPE:
-        name = "SQLITE_CONSTRAINT_DATATYPE"
+    if name == "unknown":
+        code = getattr(error, "sqlite_errorcode", 0)
+        name = "SQLITE_CONSTRAINT_DATATYPE" if code == _DATATYPE else _UNNAMED.get(code & 0xFF, name)
     if name.startswith(_ROW_FAULTS):
         # SQLite names columns and constraints here; the text of a trigger is the user's and may hold anything.
         reason = "" if name in {"SQLITE_CONSTRAINT_TRIGGER", "SQLITE_CONSTRAINT"} else f" ({error})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,12 @@ from typing import Any
 import orjson
 import pytest
 
-from relay.message.errors import Stopped
+from relay.delivery.row_search import RowFault
+from relay.delivery.sqlite_effects import judge
+from relay.message.errors import Retriable, Stopped
 from relay.message.record import LogMessage
 from relay.transfer.cursor import DEAD, DELIVERED
-from tests.contracts.table_databases import P0, TOPIC_ID, SqliteStore, Store, message, outcomes
+from tests.contracts.table_databases import P0, TOPIC_ID, SqliteStore, Store, message, outcomes, plan
 
 
 @pytest.fixture
@@ -209,3 +212,13 @@ def test_of_a_damaged_file_is_said_what_helps(store: SqliteStore, tmp_path: Path
         file.write(bytes(size))
     with pytest.raises(Stopped, match=r"SQLITE_CORRUPT.* put a whole copy in its place without the files .*-wal"):
         cursor.deliver({P0: 1}, cursor.prepare([message(0)]))
+
+
+@pytest.mark.parametrize(("code", "name"), [(8714, "SQLITE_IOERR"), (25363, "SQLITE_CONSTRAINT")])
+def test_an_error_that_python_has_no_name_for_is_judged_by_its_kind(code: int, name: str) -> None:
+    """Such as SQLITE_IOERR_IN_PAGE, which came with SQLite 3.42: it is tried again."""
+    error = sqlite3.OperationalError("of a later SQLite")
+    error.sqlite_errorcode, error.sqlite_errorname = code, "unknown"
+    failure = judge(error, plan())
+    assert isinstance(failure, RowFault if name == "SQLITE_CONSTRAINT" else Retriable)
+    assert name in str(failure)
