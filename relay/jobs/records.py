@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from relay.jobs.session import raised
 from relay.kafka.scan import Scan
 from relay.kafka.settings import MACHINES_OWN, mechanism
 from relay.kafka.topics import Topics
@@ -109,7 +110,7 @@ class Broker:
         try:
             self._admin = jvm.org.apache.kafka.clients.admin.AdminClient.create(settings)
         except Py4JJavaError as error:
-            if any("InvalidConfiguration" in name for name in _chain(error)):
+            if any("InvalidConfiguration" in one.getClass().getSimpleName() for one in raised(error)):
                 raise ConfigError(
                     f"[kafka]: Spark's client does not take the certificates or the key ({_cause(error)}); correct them or ssl.key.password. "
                     f"A key that is encrypted otherwise it does not read: {_KEY_REMEDY}."
@@ -234,16 +235,6 @@ def located(number: int, partitions: list[LogPartition]) -> tuple[LogPartition, 
     return partitions[number >> PLACE_SHIFT], number & OFFSETS
 
 
-def _chain(error: Any) -> Iterator[str]:
-    """Yield the class of a Java exception, and of each that it was raised for."""
-    inner = error.java_exception
-    while inner is not None:
-        yield inner.getClass().getSimpleName()
-        inner = inner.getCause()
-
-
 def _cause(error: Any) -> str:
-    inner = error.java_exception
-    while inner.getCause() is not None:
-        inner = inner.getCause()
+    *_, inner = raised(error)
     return f"{inner.getClass().getSimpleName()}: {inner.getMessage()}"

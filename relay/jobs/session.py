@@ -15,6 +15,7 @@ from relay.message.errors import ConfigError, RelayError, Unreachable
 from relay.run import schedule
 
 if TYPE_CHECKING:
+    from py4j.protocol import Py4JJavaError
     from pyspark.sql import SparkSession
 
 SPARK: Final = "4.0."
@@ -183,15 +184,21 @@ def reaching(doing: str) -> Iterator[None]:
         raise refused(doing, words) or Unreachable(f"{doing} failed: {words}; the job may be run again.") from error
 
 
+def raised(error: Py4JJavaError) -> Iterator[Any]:
+    """Yield the exception that Java raised, and each that it was raised for."""
+    inner = error.java_exception
+    while inner is not None:
+        yield inner
+        inner = inner.getCause()
+
+
 def cause(error: Exception) -> str:
     """Return what the innermost Java exception says of a failure inside Spark."""
     from py4j.protocol import Py4JJavaError  # noqa: PLC0415 - comes with PySpark
 
     if not isinstance(error, Py4JJavaError):
         return " ".join(str(error).split())[:300]
-    inner = error.java_exception
-    while inner.getCause() is not None:
-        inner = inner.getCause()
+    *_, inner = raised(error)
     words = str(inner.getMessage() or "").strip().splitlines()
     return f"{inner.getClass().getSimpleName()}: {(words or ['no reason given'])[-1][:300]}"
 
