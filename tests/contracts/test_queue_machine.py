@@ -369,6 +369,8 @@ def run(name: str, request: pytest.FixtureRequest, examples: int, steps: int) ->
 
 
 STORES = [name for name in MEDIA if name != "book"]
+LONG = ("postgresql", "log")
+"""They take more than a minute at length."""
 
 
 @pytest.mark.parametrize("name", STORES)
@@ -379,7 +381,7 @@ def test_every_store_answers_as_the_book_does(name: str, request: pytest.Fixture
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.nightly) if name == "postgresql" else name for name in STORES]
+    "name", [pytest.param(name, marks=pytest.mark.nightly) if name in LONG else name for name in STORES]
 )
 def test_every_store_answers_as_the_book_does_at_length(name: str, request: pytest.FixtureRequest) -> None:
     run(name, request, examples=150, steps=80)

@@ -40,7 +40,7 @@ from tests.integration.secured_site import (
 from tests.own_services import or_skipped
 from tests.routes import wait_for
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(600)]
 
 SHOWN_EVERY_S = 8.0
 """Brokers want to see the password again so often, so that open connections do not outlive it for long."""
@@ -191,7 +191,6 @@ def test_a_service_and_its_relay_go_on_with_the_new_password(changing: Changing)
     assert "canary" not in told
 
 
-@pytest.mark.nightly
 def test_every_client_that_stays_takes_the_new_password(changing: Changing) -> None:
     config, place = changing.config, LogPartition("orders", 0)
     control, following = control_topic(config), control_records(config)

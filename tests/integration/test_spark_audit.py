@@ -294,6 +294,7 @@ def test_a_death_whose_dead_letter_is_still_to_come_is_lag_not_loss(make_site: C
     assert (route["unseen"], route["lost"]) == (2, 1)
 
 
+@pytest.mark.nightly  # `relay verify` is asked the same by day
 def test_rows_of_another_route_into_the_same_table_are_no_phantoms(make_site: Callable[..., Site], shop: str) -> None:
     site = make_site(f'{TABLE_ROUTE}\n[routes.other]\nfrom = ["{{output}}"]\n{TABLE_ROUTE}', shop)
     ledger = on_postgresql(site)

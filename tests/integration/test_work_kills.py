@@ -58,6 +58,8 @@ MEDIA = {
     "files": Medium("files:///orders", "sqlite", alive=1, batch=5),
     "log": Medium("log+shop", "postgresql"),
 }
+LONG = ("files", "postgresql, async")
+"""Killed many times, these are for the night."""
 
 
 @dataclass
@@ -154,7 +156,7 @@ def test_a_few_handlers_killed_at_random_lose_and_repeat_nothing(run: Run) -> No
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
-    "medium", [pytest.param(name, marks=pytest.mark.nightly) if name == "files" else name for name in MEDIA]
+    "medium", [pytest.param(name, marks=pytest.mark.nightly) if name in LONG else name for name in MEDIA]
 )
 def test_many_handlers_killed_at_random_lose_and_repeat_nothing(run: Run) -> None:
     run.kill_at_random(MESSAGES, KILLS, 7, 3500.0)
