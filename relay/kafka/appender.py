@@ -14,12 +14,12 @@ from confluent_kafka import KafkaError, KafkaException
 
 from relay.kafka.client_log import ClientLog
 from relay.kafka.clients import Producer
-from relay.kafka.failures import LET_GO, has_timed_out, is_end, is_locked_out, remedy_of
+from relay.kafka.failures import LET_GO, has_timed_out, is_end, is_locked_out, remedy_of, sentence
 from relay.kafka.logins import refusal_of
 from relay.kafka.settings import TimingLike, producer
 from relay.kafka.topics import BATCH_BYTES, TopicFacts, Topics, fitting_batches, numeric_setting
 from relay.message.envelope import Headers
-from relay.message.errors import CaptureError, ConfigError
+from relay.message.errors import CaptureError, ConfigError, Unreachable
 from relay.message.record import TOPIC_REMEDY, is_topic_name
 from relay.run import clock, schedule
 
@@ -268,8 +268,8 @@ class Appender:
                 return  # another thread was faster
             try:
                 made = self._make()
-            except KafkaException as error:  # no thread or file is left, say: the next append tries again
-                raise CaptureError(f"no producer can be made in place of one that has ended: {error.args[0].str()}; run the block again") from error
+            except (KafkaException, Unreachable) as error:  # no thread or file is left, say: the next append tries again
+                raise CaptureError(f"no producer can be made in place of one that has ended: {sentence(error)}; run the block again") from error
             old, self._producer = self._producer, made
             self._fatal = False
             self._retired.append(old)  # last: whoever still finds it in its place gives it nothing too late for its last reports

@@ -16,6 +16,7 @@ them over what is raised already (confluent-kafka 2.16), and what hears them may
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final
 
 import confluent_kafka
@@ -24,6 +25,7 @@ from confluent_kafka import admin as kafka_admin
 
 from relay.kafka.failures import has_timed_out, is_locked_out
 from relay.kafka.logins import Credentials, Login, login_of
+from relay.message.errors import ConfigError, Unreachable
 from relay.run import clock
 
 REFUSED_S: Final = 60.0
@@ -34,6 +36,9 @@ _SLICE_S: Final = 0.1
 _LOOKS: Final = 2
 _BROKER: Final = ('"source":"learned"', '"source":"configured"')
 """So a client's statistics call a broker, beside the threads that are none (``internal``, ``logical``). No name can hold a quote."""
+
+_MADE_WITH: Final[set[frozenset[tuple[str, str]]]] = set()
+"""The settings of TLS with which this process has made a client."""
 
 
 class _Brokers:
@@ -118,13 +123,29 @@ def _renew(client: confluent_kafka.Consumer | confluent_kafka.Producer, shown: _
         client.set_sasl_credentials(another.user, another.password)
 
 
+def _make(client: Callable[[dict[str, Any]], None], settings: dict[str, Any]) -> None:
+    """Make a client; of settings that it does not take raise ConfigError.
+
+    Files of certificates and keys with which one was made may be under way of being renewed, which passes: Unreachable.
+    """
+    files = frozenset((name, str(value)) for name, value in settings.items() if name.startswith("ssl."))
+    try:
+        client(settings)
+    except KafkaException as error:
+        if error.args[0].code() != KafkaError._INVALID_ARG:
+            raise  # no thread or file is left, say
+        remedy = "correct the setting, its file, or the password of its key"
+        raise (Unreachable if files in _MADE_WITH else ConfigError)(f"[kafka]: {error.args[0].str()}; {remedy}") from None
+    _MADE_WITH.add(files)
+
+
 class Consumer(_Watched, confluent_kafka.Consumer):
     """A consumer; one that is ``watched`` has to be polled all the time."""
 
     def __init__(self, settings: Mapping[str, Any], *, watched: bool = False) -> None:
         self._shown = _shown(settings)
         self._brokers = _Brokers() if watched else None
-        super().__init__(_with(self._shown, settings, self._brokers))
+        _make(super().__init__, _with(self._shown, settings, self._brokers))
 
     def consume(self, num_messages: int = 1, timeout: float = -1) -> list[Any]:
         """Return records and events; see the client's own."""
@@ -159,7 +180,7 @@ class Producer(_Watched, confluent_kafka.Producer):
     def __init__(self, settings: Mapping[str, Any], *, watched: bool = False) -> None:
         self._shown = _shown(settings)
         self._brokers = _Brokers() if watched else None
-        super().__init__(_with(self._shown, settings, self._brokers))
+        _make(super().__init__, _with(self._shown, settings, self._brokers))
 
     def poll(self, timeout: float = -1) -> int:
         """Serve reports; see the client's own."""
@@ -182,7 +203,7 @@ class AdminClient(kafka_admin.AdminClient):
 
     def __init__(self, settings: Mapping[str, Any], **more: Any) -> None:
         self._shown = _shown(settings)
-        super().__init__(_with(self._shown, settings), **more)
+        _make(partial(super().__init__, **more), _with(self._shown, settings))
 
     def poll(self, timeout: float = -1) -> int:
         """Serve what the client has to say; see its own."""

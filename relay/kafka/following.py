@@ -114,7 +114,7 @@ class Following:
 
     def _begin_anew(self) -> None:
         """Go on by another client; by the same one, and try again, if none can be made: no thread or file is left, say."""
-        with suppress(KafkaException):
+        with suppress(KafkaException, Unreachable):
             made, before = self._made(), self._consumer
             self._consumer = made
             before.close()

@@ -52,7 +52,7 @@ class InquiryReader:
 
     def _begin_anew(self) -> None:
         """Read all again, by another client: what is asked twice is answered twice. Where none can be made, it is tried again."""
-        with suppress(KafkaException):  # no thread or file is left, say
+        with suppress(KafkaException, Unreachable):  # no thread or file is left, say
             made, before = Consumer(self._given, watched=True), self._consumer
             self._consumer, self._assigned, self._look_at = made, 0, float("-inf")
             before.close()

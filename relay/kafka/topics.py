@@ -141,10 +141,7 @@ class Topics:
         # The client's own log lines would repeat, in other words, the sentence that is raised: they go no further.
         ear = _Ear(weakly(self._note_closed))
         self._given = {**admin(kafka, timing), "error_cb": weakly(self._note_error), "logger": ear}
-        try:
-            self._admin = AdminClient(self._given)
-        except KafkaException as error:
-            raise ConfigError(f"[kafka]: {error.args[0].str()}; correct the setting") from error
+        self._admin = AdminClient(self._given)
 
     def __enter__(self) -> Self:
         return self
@@ -401,7 +398,7 @@ class Topics:
     def _away(self, doing: str) -> Unreachable:
         self._admin.poll(0)
         # The client keeps asking the broker it took for the controller, also when that one is gone: the next takes another.
-        with suppress(KafkaException):  # Retry, at the next refusal: no thread or file is left, say, and the one that there is goes on.
+        with suppress(KafkaException, Unreachable):  # Retry, at the next refusal: no thread or file is left, say, and the one that there is goes on.
             self._admin = AdminClient(self._given)
         return self._silent(doing)
 
