@@ -279,6 +279,11 @@ class PartitionHolds:
             lowest = min(lowest, message.offset)
         return lowest
 
+    def still_to_hand_on(self, below: int) -> int:
+        """How many offsets below this one were not read yet, or may be handed on now: what waits in a lane counts as held."""
+        read_to = self.read_to if self.untaken_from is None else self.untaken_from
+        return max(0, below - read_to) + sum(message.offset < below for message in self.ready)
+
     def go_back(self) -> bool:
         """When half of the ranges are gone, return to what was not taken in: True if ``read_to`` is to be read from now."""
         if self.untaken_from is None or 2 * self._ranges > self._ranges_max:

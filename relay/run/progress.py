@@ -207,7 +207,7 @@ class Progress:
                 for hold in held.holds()[:WAITING_SHOWN_MAX]
             ],
             "lanes_blocked": held.lanes_blocked,
-            "in_doubt": max(0, destination.in_doubt.get(partition, 0) - position),
+            "in_doubt": held.still_to_hand_on(destination.in_doubt.get(partition, 0)),
             "unread": self._unread.why(partition, held.read_to) if self._seems_done(partition, held) else None,
             "stuck": self._stuck.get(partition) or (held_up.lost(*lost) if lost is not None else None),
             "lost_first": lost[0] if lost is not None else None,

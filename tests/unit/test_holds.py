@@ -51,6 +51,22 @@ def test_only_the_lane_of_an_undecided_capture_waits() -> None:
     assert h.position() == 3
 
 
+def test_what_is_still_to_be_handed_on_is_unread_or_ready_and_never_what_waits_or_is_over() -> None:
+    h = holds()
+    assert h.still_to_hand_on(4) == 4
+    for offset, capture in enumerate((A, None, None)):
+        h.take(message(offset, b"/%d" % offset, capture), SHOP, 0)
+    assert h.still_to_hand_on(4) == 2 + 1
+    assert h.still_to_hand_on(2) == 1
+
+    assert offsets(h) == [1, 2]
+
+    assert h.still_to_hand_on(4) == 1
+    assert h.still_to_hand_on(3) == h.still_to_hand_on(0) == 0
+    h.decide(A, Decision.COMMITTED)
+    assert h.still_to_hand_on(3) == 1
+
+
 @pytest.mark.parametrize("part", ["key", "headers"])
 @pytest.mark.parametrize("together", [1, 100])
 def test_what_is_ready_is_weighed_with_keys_and_headers(part: str, together: int) -> None:

@@ -21,6 +21,7 @@ from relay.run.seldom import KINDS_MAX, OTHERS, Seldom
 from relay.run.status_record import StatusRecord
 from relay.run.unread import Unread
 from relay.run.worker import RouteWorker
+from tests.unit.test_holds import message
 from tests.unit.test_intake import Fake
 
 PLACE = LogPartition("orders", 0)
@@ -152,6 +153,22 @@ def test_what_its_database_does_not_answer_is_not_shown_as_delivered(said: Said)
     made._turn()
     assert said.records[-1].partitions[0].lag == 0
     assert said.judged() is State.IDLE
+
+
+def test_what_is_delivered_above_a_message_that_waits_is_not_in_doubt(said: Said) -> None:
+    said.intake.start({PLACE: 7}, {"orders": b"i" * 16})
+    held = said.intake.partitions[PLACE]
+    said.destination.in_doubt = {PLACE: 10}  # a former worker has begun all of it
+    assert said.beat(at=7).partitions[0].in_doubt == 3
+    held.take(message(7, b"/waits", b"c" * 16), None, said.now)
+    for offset in (8, 9):
+        held.take(message(offset), None, said.now)
+    held.take_ready(10)
+
+    said.now += PERIOD_S
+    (place,) = said.beat(at=7).partitions
+
+    assert (place.position, place.held, place.in_doubt) == (7, 1, 0)
 
 
 def test_a_worker_that_cannot_take_over_does_not_recover_for_ever(said: Said) -> None:
