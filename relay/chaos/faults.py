@@ -256,12 +256,14 @@ class StageFaults:
         limit = clock.monotonic() + BROKER_START_S
         while True:
             try:
-                return self._stage.cluster.launch()
+                self._stage.cluster.launch()
             except CheckFailed:
                 # Retry: connections of the broker that just ended may hold its port for a moment.
                 if clock.monotonic() > limit:
                     raise
                 clock.sleep(_POLL_S)
+            else:
+                return
 
     def _wait_until_ready(self) -> None:
         limit = clock.monotonic() + BROKER_START_S

@@ -150,8 +150,8 @@ class KafkaCluster:
         self.launch(tell)
         self.wait_until_ready()
 
-    def launch(self, tell: Tell = lambda _: None) -> None:
-        """Start the processes that do not run, without waiting until they answer."""
+    def launch(self, tell: Tell = lambda _: None) -> list[BrokerPlan]:
+        """Start the processes that do not run, without waiting until they answer, and return which brokers these are."""
         java, jars = str(find_java().executable), kafka_jars(self.plan.version, tell)
         self.directory.mkdir(parents=True, exist_ok=True)
         self.plan.write(self.directory / "cluster.json")
@@ -167,6 +167,7 @@ class KafkaCluster:
             self._format(broker, java, jars)
         for broker in started:
             self._spawn(broker, java, jars)
+        return started
 
     def wait_until_ready(self) -> None:
         """Return when the metadata of each listener names every broker; CheckFailed when a broker ends before."""

@@ -57,9 +57,15 @@ class LocalServices:
             if isinstance(postgres, str):
                 check_answers(postgres)
             _keep(directory, postgres)
-            cluster.launch(tell)
+            started = cluster.launch(tell)
             if postgres is True:
-                PostgresServer(directory / "postgres").start(tell)  # while the broker boots
+                try:
+                    PostgresServer(directory / "postgres").start(tell)  # while the broker boots
+                except BaseException:
+                    # Whoever is told that nothing started looks for no brokers. As they boot, they obey no SIGTERM.
+                    for broker in started:
+                        cluster.kill(broker.node_id)
+                    raise
             cluster.wait_until_ready()
         return cls(directory, cluster.bootstrap, _postgres_url(directory))
 

@@ -218,6 +218,24 @@ def test_broker_that_ends_while_starting_shows_the_end_of_its_log(directory: Pat
 
 
 @pytest.mark.slow
+def test_where_postgres_cannot_start_only_brokers_that_ran_before_go_on(directory: Path) -> None:
+    data = directory / "postgres" / "data"
+    data.mkdir(parents=True)
+    (data / "leftover").touch()
+
+    code, _, complaint = relay_dev("up", "--dir", directory)
+    assert (code, "holds leftover but no finished database" in complaint) == (1, True)
+    cluster = KafkaCluster.find(directory / "kafka")
+    assert cluster is not None
+    assert cluster.process(1) is None
+
+    cluster.start()
+    ran = cluster.process(1)
+    code, _, _ = relay_dev("up", "--dir", directory)
+
+    assert (code, cluster.process(1)) == (1, ran)
+
+
 def test_existing_postgres_is_used_and_left_alone(directory: Path) -> None:
     server = PostgresServer(directory / "elsewhere")
     server.start()

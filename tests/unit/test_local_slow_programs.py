@@ -55,7 +55,7 @@ def test_a_format_that_does_not_end_is_told_in_a_sentence(tmp_path: Path, start:
 def test_an_initdb_that_does_not_end_is_told_in_a_sentence_and_leaves_nothing_behind(
     start: Callable[[], tuple[int, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(KafkaCluster, "launch", lambda *_: None)
+    monkeypatch.setattr(KafkaCluster, "launch", lambda *_: [])
 
     answers = [start(), start()]
 
