@@ -20,6 +20,7 @@ from relay.run import clock
 from relay.run.logging import text
 
 _COLUMNS: Final = ("name", "route", "since", "why", "resource", "decided")
+_OBEYED: Final = "the owner obeys it within seconds, one that has stopped when it is started again"
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="A name that `relay indoubt list` shows.")]
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=purpose(__doc__))
@@ -114,7 +115,7 @@ def resolve_command(
     if as_json:
         print_json(shown(made, obeyed=False))
     else:
-        print_line(f"{made.reference}: {subject.text}: {told.name.lower()}; the owner obeys it within seconds")
+        print_line(f"{made.reference}: {subject.text}: {told.name.lower()}; {_OBEYED}")
 
 
 def _print(reader: InDoubtReader, items: list[Item], now_ms: int) -> None:

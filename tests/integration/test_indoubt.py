@@ -218,7 +218,10 @@ def test_what_left_the_log_is_passed_as_lost_only_when_told(make_route: MakeRout
     assert names(route) == [lost]
     assert "--abort passes it as lost" in relay(route, "resolve", lost, "--commit", "--reason", "x")[2]
     assert "is still there to be read" in relay(route, "resolve", lost[:-1] + "5", "--abort", "--reason", "x")[2]
-    assert relay(route, "resolve", lost, "--abort", "--reason", "the shop does not want them")[0] == 0
+    words = ["indoubt", "resolve", str(route.path), lost, "--abort", "--reason", "the shop does not want them"]
+    assert CliRunner().invoke(app, words).stdout.endswith(
+        f": {lost}: abort; the owner obeys it within seconds, one that has stopped when it is started again\n"
+    )
 
     assert route.finish() == 0, route.said()
     assert ids(route.outputs()) == ["m-0", "m-1", "m-5", "m-6", "m-7"]
