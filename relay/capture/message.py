@@ -53,8 +53,13 @@ class Buffered(NamedTuple):
         """Bytes of the record, rounded up."""
         size = _RECORD_OVERHEAD + len(self.key or b"") + len(self.value or b"")
         for name, value in self.headers:
-            size += len(name) + len(value) + 2
+            size += _with_length(len(name if name.isascii() else name.encode())) + _with_length(len(value))
         return size
+
+
+def _with_length(size: int) -> int:
+    """Bytes of a name or a value in a record, with its length before it: a byte for every seven bits of that and of its sign."""
+    return size + (size.bit_length() + 7) // 7
 
 
 def encoded(data: Any, schema: AvroEncoder | None = None) -> tuple[bytes | None, bytes]:

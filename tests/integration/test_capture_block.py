@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -262,6 +263,23 @@ def test_what_is_above_a_bound_is_refused_before_anything_is_appended(
         with pytest.raises(ConfigError, match="does not exist"), capture.transaction() as tx:
             tx.publish("no-such-topic", 1)
     assert read_log(kafka, topic) == []
+
+
+@pytest.mark.parametrize("name", ["long-enough", "größer-als-gezählt" * 9])
+def test_the_largest_message_that_is_not_refused_is_one_that_the_log_takes(capture: Capture, make_topic, kafka: str, name: str) -> None:
+    """However many headers it has: a block that the log refuses at its end is told to run again, and would for ever."""
+    topic = make_topic(1, {"max.message.bytes": "100000"})
+    headers = [(f"{name}-{number}", b"v" * 100) for number in range(245)]
+    with pytest.raises(CaptureError, match="above the limit") as refused, capture.transaction() as tx:
+        tx.publish(topic, bytes(100_000), headers=headers)
+    said = re.search(r"a message of about (\d+) bytes", str(refused.value))
+    assert said is not None
+    largest = 200_000 - int(said[1])
+    with pytest.raises(CaptureError, match="above the limit"), capture.transaction() as tx:
+        tx.publish(topic, bytes(largest + 1), headers=headers)
+    with capture.transaction() as tx:
+        tx.publish(topic, bytes(largest), headers=headers)
+    until(lambda: [len(one.value or b"") for one in shown(kafka, topic)] == [largest], "the message")
 
 
 def test_a_compacted_topic_is_refused(capture: Capture, make_topic) -> None:
