@@ -37,6 +37,8 @@ _TEXTS: Final = frozenset({"topic", "type"})
 _TEXTS_IF_GIVEN: Final = frozenset({"subject", "content_type", "time"})
 _RECORD_OVERHEAD: Final = 100
 """At most so many bytes does a record batch add to a record: 61 for the batch, lengths and offsets."""
+_LENGTHS: Final = 6
+"""Bytes of the two lengths of a header at most: three each below a megabyte, and what few are longer have room in the overhead."""
 
 
 class Buffered(NamedTuple):
@@ -53,13 +55,8 @@ class Buffered(NamedTuple):
         """Bytes of the record, rounded up."""
         size = _RECORD_OVERHEAD + len(self.key or b"") + len(self.value or b"")
         for name, value in self.headers:
-            size += _with_length(len(name if name.isascii() else name.encode())) + _with_length(len(value))
+            size += len(name.encode()) + len(value) + _LENGTHS
         return size
-
-
-def _with_length(size: int) -> int:
-    """Bytes of a name or a value in a record, with its length before it: a byte for every seven bits of that and of its sign."""
-    return size + (size.bit_length() + 7) // 7
 
 
 def encoded(data: Any, schema: AvroEncoder | None = None) -> tuple[bytes | None, bytes]:
