@@ -21,6 +21,7 @@ from relay.jobs import session
 from relay.jobs.following import Following, Place, exists, has_captured, refuse_lost_checkpoint
 from relay.jobs.records import Broker, java_settings
 from relay.message.errors import ConfigError
+from relay.spark.options import refuse_own_topic
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameReader, SparkSession
@@ -94,6 +95,7 @@ def _parse(arguments: Sequence[str]) -> Namespace:
 
 def _run(options: Namespace) -> int:
     config = load(Path(options.config))
+    refuse_own_topic(config.relay.name, options.topic, "--topic")
     java = java_settings(config.kafka)
     needs = [session.KAFKA_CLASS, *([POSTGRESQL] if options.input.startswith("jdbc:postgresql:") else [])]
     spark = session.start("capture", options.master, needs=needs)

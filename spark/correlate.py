@@ -25,6 +25,7 @@ from relay.jobs.following import Following, Place, keep, kept, refuse_lost_check
 from relay.jobs.records import Broker, java_settings
 from relay.message.envelope import CAPTURE, ID, PARENTS, SOURCE, TIME
 from relay.message.errors import ConfigError
+from relay.spark.options import refuse_own_topic
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -79,6 +80,7 @@ def _run(options: Namespace) -> int:
     if options.to in options.topic:
         raise ConfigError(f"--to {options.to}: it is one of those that are joined; name a log topic, which a route of its own delivers")
     config = load(Path(options.config))
+    refuse_own_topic(config.relay.name, options.to, "--to")
     java = java_settings(config.kafka)
     # Each shuffle partition keeps state of its own: the machine's cores are enough for one broker's stream.
     spark = session.start("correlate", options.master, spark__sql__shuffle__partitions="4")

@@ -24,7 +24,7 @@ from relay.run import randomness
 from relay.run.crash import crash_point
 from relay.spark.columns import header_column, named, utc_text
 from relay.spark.deciding import UnitDecider
-from relay.spark.options import WriteOptions, check_kafka, check_sink, check_topics
+from relay.spark.options import WriteOptions, check_kafka, check_sink, check_topics, refuse_own_topic
 from relay.spark.writing import BATCH_ID, QUERY_ID
 
 if TYPE_CHECKING:
@@ -71,6 +71,7 @@ def capture_batch(
             "capture_batch is not inside foreachBatch, so no query names the batch: give query=, a name that stays"
         )
     unit = batch_unit(query, batch_id)
+    refuse_own_topic(relay, topic)
     partitions = check_topics(options, [topic])[topic]
     _check(df)
     is_streams = told(BATCH_ID) == str(batch_id)

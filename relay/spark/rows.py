@@ -13,7 +13,7 @@ from relay.message.envelope import Headers
 from relay.message.errors import ConfigError
 from relay.message.queue_headers import READERS, refusal
 from relay.message.record import LogPartition
-from relay.spark.options import WriteOptions
+from relay.spark.options import WriteOptions, refuse_own_topic
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -79,6 +79,8 @@ def check_schema(schema: StructType, options: WriteOptions) -> None:
         raise ConfigError("column value is missing: it is the message (binary or string)")
     if TOPIC not in names and options.topic is None:
         raise ConfigError('no topic is given: add option("topic", NAME), or a column topic')
+    if options.topic is not None:
+        refuse_own_topic(options.relay, options.topic)
 
 
 class RowEncoder:

@@ -20,7 +20,7 @@ from relay.message.errors import CaptureError, InDoubt
 from relay.message.identity import NONCE_BYTES, capture_id
 from relay.run import randomness
 from relay.run.crash import crash_point
-from relay.spark.options import WriteOptions, check_topics
+from relay.spark.options import WriteOptions, check_topics, refuse_own_topic
 from relay.spark.rows import Labels, RowEncoder
 
 if TYPE_CHECKING:
@@ -100,6 +100,7 @@ def _encoder(options: WriteOptions, unit: Unit, run: str, nonce: bytes) -> RowEn
 
     def count(topic: str) -> int:
         if topic not in counts:
+            refuse_own_topic(options.relay, topic)
             counts.update(check_topics(options, [topic]))
         return counts[topic]
 

@@ -231,6 +231,14 @@ def test_a_checkpoint_that_does_not_know_a_batch_that_is_decided_is_refused(
         refuse_lost_checkpoint(spark, "shop", {}, "capture-drops", tmp_path / "another")
 
 
+def test_a_batch_for_a_topic_of_the_relays_own_is_refused(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batches, "check_topics", lambda *_: {"shop.decisions": 1})
+    rows = spark.createDataFrame([(b"1", "a")], "value binary, id string")
+
+    with pytest.raises(ConfigError, match=r"topic shop\.decisions: a topic of the relay's own is not a log"):
+        batches.capture_batch(rows, 7, relay="shop", topic="shop.decisions", kafka={"bootstrap.servers": "127.0.0.1:1"}, query="q")
+
+
 @pytest.mark.parametrize(("told", "is_streams"), [("7", True), (None, False), ("6", False)])
 def test_a_batch_is_a_streams_if_that_has_numbered_it(
     spark: Any, monkeypatch: pytest.MonkeyPatch, told: str | None, is_streams: bool

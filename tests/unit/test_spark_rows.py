@@ -166,6 +166,11 @@ def test_without_option_and_column_there_is_no_topic() -> None:
         check_schema(_schema("value string"), WriteOptions("shop", {}))
 
 
+def test_a_write_into_a_topic_of_the_relays_own_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"topic shop\.decisions: a topic of the relay's own is not a log"):
+        check_schema(_schema("value string"), WriteOptions("shop", {}, topic="shop.decisions"))
+
+
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [

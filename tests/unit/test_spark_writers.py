@@ -192,6 +192,13 @@ class TestTask:
         assert told is not None
         assert {place.topic for place in told.places} == {"bills", "orders"}
 
+    def test_a_row_that_names_a_topic_of_the_relays_own_is_refused(self, brokers: Brokers) -> None:
+        given = pa.RecordBatch.from_pydict({"value": ["a"], "topic": [f"{OPTIONS.relay}.decisions"]})
+
+        with pytest.raises(ConfigError, match="a topic of the relay's own is not a log"):
+            append_rows(OPTIONS, UNIT, "run", [given])
+        assert not brokers.records
+
     def test_each_attempt_is_a_capture_of_its_own(self, brokers: Brokers) -> None:
         told = [append_rows(OPTIONS, UNIT, "run", [rows("a")]).attempt for _ in range(2)]
 
