@@ -21,7 +21,7 @@ from relay.jobs import session
 from relay.jobs.following import Following, Place, exists, has_captured, refuse_lost_checkpoint
 from relay.jobs.records import Broker, java_settings
 from relay.message.errors import ConfigError
-from relay.spark.options import refuse_own_topic
+from relay.message.owned_topics import refuse_own_topic
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameReader, SparkSession

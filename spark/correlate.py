@@ -25,7 +25,7 @@ from relay.jobs.following import Following, Place, keep, kept, refuse_lost_check
 from relay.jobs.records import Broker, java_settings
 from relay.message.envelope import CAPTURE, ID, PARENTS, SOURCE, TIME
 from relay.message.errors import ConfigError
-from relay.spark.options import refuse_own_topic
+from relay.message.owned_topics import refuse_own_topic
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

@@ -8,10 +8,11 @@ from functools import cached_property
 from relay.audit import readers, tables
 from relay.audit.evidence import Evidence
 from relay.audit.route_topics import ranges_of
-from relay.config.model import RelayConfig, is_owned_topic
+from relay.config.model import RelayConfig
 from relay.config.routes import QueueDestination, RouteConfig, TableDestination, TopicDestination
 from relay.kafka.scan import Scan
 from relay.kafka.topics import TopicFacts, Topics
+from relay.message.owned_topics import is_owned_topic
 from relay.monitor.entries import DELIVERED
 
 

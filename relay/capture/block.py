@@ -211,7 +211,7 @@ class CaptureBlock:
         ``schema`` (see ``Capture.avro``), data that fits it. None makes a message without a value. Without ``partition`` the
         key decides where it goes, without a key the source, so that the publisher's order holds. Without ``id`` each call
         makes a message of its own. Raises CaptureError for what cannot be appended, and for headers that no queue could read,
-        ConfigError for a topic that does not exist or is compacted, Unreachable; outside a savepoint they end the block, which
+        ConfigError for a topic that does not exist, is compacted or the relay's own, Unreachable; outside a savepoint they end the block, which
         would commit without the message.
         """
         with self._using():

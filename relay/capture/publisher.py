@@ -62,7 +62,8 @@ class Capture:
 
     A block needs a database session to itself: an address of PgBouncer's transaction mode is refused (ConfigError). It takes
     up to ``max_messages`` and ``max_bytes`` (100,000 and 64 MiB, as with ``open``). ``inquiries`` is the topic on which relays ask
-    this process what they cannot ask the database; without it (None) they wait. ``registry`` is the configuration's section about
+    this process what they cannot ask the database; without it (None) they wait. Of ``relay``, its name, no topic of its own is
+    published to. ``registry`` is the configuration's section about
     a schema registry, which only ``avro`` asks. So many ``async_blocks`` are open at once, each with a thread and a connection;
     others wait until one is over.
     """
@@ -77,6 +78,7 @@ class Capture:
         max_messages: int = MAX_MESSAGES,
         max_bytes: int = MAX_BYTES,
         inquiries: str | None = None,
+        relay: str | None = None,
         registry: RegistryLike | None = None,
         async_blocks: int = ASYNC_BLOCKS,
     ) -> None:
@@ -109,7 +111,7 @@ class Capture:
             (envelope.RESOURCE, self.name.encode()),
             (envelope.INCARNATION, self.incarnation.encode()),
         )
-        self._appender = self._appending(kafka, self._timing)
+        self._appender = self._appending(kafka, self._timing, relay)
         self._marking = Marking(
             self._appender, resource.decisions, self.source_bytes, self.name, self._timing.append_timeout
         )
@@ -149,6 +151,7 @@ class Capture:
             source=source,
             timing=config.timing,
             inquiries=config.inquiries_topic,
+            relay=config.relay.name,
             registry=config.registry,
             async_blocks=async_blocks,
         )
@@ -343,9 +346,9 @@ class Capture:
         """Ask for a decision whose answer was lost; None if unknown in time."""
         return find_out(self._resource.decisions, self.name.uuid, capture, clock.monotonic() + FIND_OUT_S)
 
-    def _appending(self, kafka: Mapping[str, str], timing: TimingLike) -> Appender:
+    def _appending(self, kafka: Mapping[str, str], timing: TimingLike, relay: str | None) -> Appender:
         """Return what appends to the log; one for tests has another."""
-        return Appender(kafka, timing)
+        return Appender(kafka, timing, relay)
 
     def _numbered(self, messages: list[Buffered], placed: list[Placed]) -> list[Record]:
         records = []

@@ -77,8 +77,8 @@ class CaptureInMemory(Capture):
         self._log.decide(capture, committed=nonce is not None)
         super().mark(capture, nonce, placed)
 
-    def _appending(self, kafka: Mapping[str, str], timing: TimingLike) -> Appender:
-        del kafka, timing
+    def _appending(self, kafka: Mapping[str, str], timing: TimingLike, relay: str | None) -> Appender:
+        del kafka, timing, relay
         return self._log
 
 
@@ -86,6 +86,7 @@ class _Log(Appender):
     """Takes records in the producer's place; messages show when their capture is decided. What it is asked of topics is as there."""
 
     def __init__(self, topics: Mapping[str, int] | None) -> None:  # nothing of a producer's
+        self._relay = None
         self._facts = {}
         self._message_bytes = DEFAULT_MESSAGE_BYTES
         self._given = topics

@@ -201,10 +201,3 @@ class RelayConfig(_Section):
     def transactional_id(self, route: str, worker: int) -> str:
         """Stable over restarts, so that ``init_transactions`` fences the predecessor."""
         return f"{self.relay.name}.{route}.{self.relay.instance}.{worker}"
-
-
-def is_owned_topic(relay: str, topic: str) -> bool:
-    """Tell whether a topic's name is one that the relay called ``relay`` gives to its own topics."""
-    head, dot, rest = topic.partition(".")
-    owned = ("deadletter", "control", "journal", "decisions", "inquiries")
-    return head == relay and bool(dot) and (rest in owned or rest.endswith(".monitor"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from relay.config.faults import Fault
-from relay.config.model import is_owned_topic
 from relay.config.queue_rules import queue_route_faults
 from relay.config.queues import QueueConfig
 from relay.config.routes import (
@@ -16,6 +15,7 @@ from relay.config.routes import (
     sql_faults,
 )
 from relay.config.timing import Timing
+from relay.message.owned_topics import is_owned_topic
 from relay.message.record import TOPIC_CHARACTERS_MAX
 
 RESERVED_ROUTES = frozenset({"decide"})

@@ -20,6 +20,7 @@ from relay.kafka.settings import TimingLike, producer
 from relay.kafka.topics import BATCH_BYTES, TopicFacts, Topics, fitting_batches, numeric_setting
 from relay.message.envelope import Headers
 from relay.message.errors import CaptureError, ConfigError, Unreachable
+from relay.message.owned_topics import refuse_own_topic
 from relay.message.record import TOPIC_REMEDY, is_topic_name
 from relay.run import clock, schedule
 
@@ -76,9 +77,13 @@ class Receipt:
 
 
 class Appender:
-    """Appends records and tells what the topics are like. Use from any thread."""
+    """Appends records and tells what the topics are like. Use from any thread.
 
-    def __init__(self, kafka: Mapping[str, str], timing: TimingLike) -> None:
+    The own topics of ``relay``, if its name is given, are none to append to.
+    """
+
+    def __init__(self, kafka: Mapping[str, str], timing: TimingLike, relay: str | None = None) -> None:
+        self._relay = relay
         self._kafka = kafka
         self._settings = producer(kafka, timing, **_prompt(kafka), log_level=3)
         self._message_bytes = int(kafka.get("message.max.bytes", DEFAULT_MESSAGE_BYTES))
@@ -157,13 +162,15 @@ class Appender:
     def topic(self, name: str, wait_s: float = 0.0) -> TopicFacts:
         """Return the facts of a topic, known or asked for now, and again for ``wait_s`` seconds while it is missing.
 
-        Raises ConfigError for one that does not exist or is compacted, Unreachable.
+        Raises ConfigError for one that does not exist, is compacted or the relay's own, Unreachable.
         """
         facts = self._facts.get(name)
         if facts is None:
             # Looked at here: the client ends the process when it is asked about what is no UTF-8.
             if not is_topic_name(name):
                 raise ConfigError(f"topic {name!r}: not a topic's name; {TOPIC_REMEDY}")
+            if self._relay is not None:
+                refuse_own_topic(self._relay, name)
             facts = self.describe([name], wait_s).get(name)
             if facts is None:
                 raise ConfigError(f"topic {name!r} does not exist; create it before publishing to it")

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from relay.config.model import is_owned_topic
 from relay.config.timing import Timing
 from relay.kafka.settings import may_be_shown, refusals
 from relay.kafka.topics import VISIBLE_S, Topics
@@ -103,12 +102,6 @@ def check_sink(sink: Mapping[str, str]) -> None:
         allowed = needed.get(name.lower())
         if allowed is not None and str(value).lower() not in allowed:
             raise ConfigError(f"sink {name} = {value}: rows that count could be lost, or change places; leave it out")
-
-
-def refuse_own_topic(relay: str, topic: str, option: str = "topic") -> None:
-    """Raise ConfigError for one of the relay's own topics: a capture among its decisions stops everybody who reads them."""
-    if is_owned_topic(relay, topic):
-        raise ConfigError(f"{option} {topic}: a topic of the relay's own is not a log; name a log topic, which a route delivers")
 
 
 def check_topics(options: WriteOptions, names: Iterable[str]) -> dict[str, int]:

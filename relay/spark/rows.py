@@ -11,9 +11,10 @@ from relay.kafka.bulk import BulkRecord
 from relay.message import envelope
 from relay.message.envelope import Headers
 from relay.message.errors import ConfigError
+from relay.message.owned_topics import refuse_own_topic
 from relay.message.queue_headers import READERS, refusal
 from relay.message.record import LogPartition
-from relay.spark.options import WriteOptions, refuse_own_topic
+from relay.spark.options import WriteOptions
 
 if TYPE_CHECKING:
     import pyarrow as pa

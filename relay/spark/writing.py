@@ -18,9 +18,10 @@ from relay.kafka.bulk import BulkAppender
 from relay.kafka.decisions import DecisionWriter
 from relay.message.errors import CaptureError, InDoubt
 from relay.message.identity import NONCE_BYTES, capture_id
+from relay.message.owned_topics import refuse_own_topic
 from relay.run import randomness
 from relay.run.crash import crash_point
-from relay.spark.options import WriteOptions, check_topics, refuse_own_topic
+from relay.spark.options import WriteOptions, check_topics
 from relay.spark.rows import Labels, RowEncoder
 
 if TYPE_CHECKING:

@@ -368,6 +368,9 @@ def test_opening_by_a_configuration_file(
     )
     with Capture.open(path, resource="shop", source="/checkout") as capture, capture.transaction() as tx:
         tx.publish(topic, 1)
+        for own in ("shop.decisions", "shop.r.monitor"):
+            with pytest.raises(ConfigError, match="of the relay's own is not a log"), tx.savepoint():
+                tx.publish(own, 1)
     assert len(shown(kafka, topic)) == 1
     with pytest.raises(ConfigError, match="stock"):
         Capture.open(path, resource="stock", source="/checkout")

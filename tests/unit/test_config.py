@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from relay.config.loading import examine, load
-from relay.config.model import TableDestination, TopicDestination, is_owned_topic
+from relay.config.model import TableDestination, TopicDestination
 from relay.config.quantities import duration, spoken
 from relay.message.errors import ConfigError
+from relay.message.owned_topics import is_owned_topic
 from tests.unit.configurations import BASE, ROUTES, faults_of, good, route_with, table_with
 
 
