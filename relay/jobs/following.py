@@ -135,11 +135,11 @@ def refuse_lost_checkpoint(
 
 def has_captured(relay: str, kafka: Mapping[str, str], query: str, *, behind: int) -> bool:
     """Has a batch of the query been committed that comes behind the one of this number?"""
-    from relay.spark.following import decision_log  # noqa: PLC0415 - see the package
+    from relay.spark.following import decision_log, decisions_now  # noqa: PLC0415 - see the package
 
     log = decision_log(relay, kafka)
     try:
-        return log.decisions().has_batches_of(query, behind=behind)
+        return decisions_now(log, relay).has_batches_of(query, behind=behind)
     finally:
         log.close()
 

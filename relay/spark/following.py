@@ -15,13 +15,14 @@ from relay.capture.resolver import State
 from relay.config.timing import Timing
 from relay.kafka import settings
 from relay.kafka.decisions import DecisionLog
+from relay.kafka.failures import MISSING, kafka_error
 from relay.kafka.reading import PartitionReader
 from relay.message import envelope
 from relay.message.envelope import Headers, ResourceName, outgoing
-from relay.message.errors import ConfigError
+from relay.message.errors import ConfigError, Unreachable
 from relay.message.record import LogPartition, headers_if_any
 from relay.run import clock
-from relay.spark.options import WriteOptions, check_topics
+from relay.spark.options import WriteOptions, check_topics, no_relay
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -39,6 +40,17 @@ _MILLIS_MAX: Final = (2**63 - 1) // 1000
 def decision_log(relay: str, kafka: Mapping[str, str]) -> DecisionLog:
     """Return a reader of the relay's decisions."""
     return DecisionLog(lambda committed: _reader(relay, kafka, committed=committed), relay)
+
+
+def decisions_now(log: DecisionLog, relay: str) -> UnitDecisions:
+    """Return what is decided now. Raises as ``DecisionLog.decisions`` does, and ConfigError where there is no such relay."""
+    try:
+        return log.decisions()
+    except Unreachable as away:
+        reason = kafka_error(away)
+        if reason is not None and reason.code() in MISSING:
+            raise no_relay(relay) from away
+        raise
 
 
 def _reader(relay: str, kafka: Mapping[str, str], *, committed: bool) -> PartitionReader:
@@ -154,7 +166,7 @@ class CommittedReader(DataSourceStreamReader):
                 )
         if self._log is None:
             self._log = decision_log(self._options.relay, self._options.kafka)
-        decisions = self._log.decisions()
+        decisions = decisions_now(self._log, self._options.relay)
         for number, prefix in self._prefixes.items():
             prefix.read_to = max(prefix.read_to, marks[number][1])
             prefix.ask(decisions)
@@ -186,7 +198,7 @@ class CommittedReader(DataSourceStreamReader):
         """Read the messages that count, in their order."""
         assert isinstance(partition, Span)
         options = self._options
-        decisions = decision_log(options.relay, options.kafka).decisions()
+        decisions = decisions_now(decision_log(options.relay, options.kafka), options.relay)
         held: deque[_Read] = deque()
         ended: dict[bytes, bool] = {}
         with _reader(options.relay, options.kafka, committed=True) as reader:

@@ -104,16 +104,20 @@ def check_sink(sink: Mapping[str, str]) -> None:
             raise ConfigError(f"sink {name} = {value}: rows that count could be lost, or change places; leave it out")
 
 
+def no_relay(relay: str) -> ConfigError:
+    """Return what to raise where the topic of a relay's decisions does not exist."""
+    return ConfigError(
+        f"topic {relay}.decisions does not exist: there is no relay {relay!r} on these brokers; run `relay migrate`, or correct the relay's name"
+    )
+
+
 def check_topics(options: WriteOptions, names: Iterable[str]) -> dict[str, int]:
     """Return the partition count of each topic; ConfigError for one that is absent or compacted, Unreachable."""
     wanted = sorted({*names, options.decisions_topic})
     with Topics(options.kafka, Timing()) as topics:
         facts = topics.describe(wanted, wait_s=VISIBLE_S)
     if options.decisions_topic not in facts:
-        raise ConfigError(
-            f"topic {options.decisions_topic} does not exist: there is no relay {options.relay!r} on these brokers; run "
-            "`relay migrate`, or correct the option relay"
-        )
+        raise no_relay(options.relay)
     for name in wanted:
         if name not in facts:
             raise ConfigError(f"topic {name!r} does not exist; create it before writing to it")

@@ -17,7 +17,7 @@ from relay.capture.outcomes import decode_marker
 from relay.jobs.records import Broker, java_settings, read
 from relay.message import envelope
 from relay.message.record import LogPartition
-from relay.spark.following import decision_log
+from relay.spark.following import decision_log, decisions_now
 from relay.spark.options import check_kafka
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def committed(
     ranges = {place: (begins[place], ends[place]) for place in places}
     broker.wait_until_stable(ranges)
     # The decisions are read after the ends were taken: a unit that is decided later is left out whole.
-    decided = [(capture,) for capture in decision_log(relay, kafka).decisions().captures()]
+    decided = [(capture,) for capture in decisions_now(decision_log(relay, kafka), relay).captures()]
     records = read(spark, java, ranges).select("*", _header(envelope.TYPE).alias("type_raw"))
     named_as_key = _header(envelope.CAPTURE).cast("string") == sql.lower(sql.hex("key"))
     of_marker = (sql.col("type_raw") == sql.lit(envelope.OUTCOME_TYPE.encode())) & named_as_key

@@ -16,11 +16,12 @@ from typer.testing import CliRunner
 from relay.capture.decisions import Attempt, Unit, UnitDecision, batch_unit, encode_decision, named_unit
 from relay.cli import unit
 from relay.config.timing import Timing
+from relay.jobs.following import has_captured
 from relay.kafka import settings
 from relay.kafka.decisions import DecisionWriter, decisions_partition, writer_id
 from relay.kafka.transactions import TransactionalInstance
 from relay.message.envelope import CAPTURE, ID, RESOURCE, SOURCE, SPECVERSION, TYPE
-from relay.message.errors import CheckFailed, Stopped
+from relay.message.errors import CheckFailed, ConfigError, Stopped
 from relay.message.record import LogPartition
 from relay.run import crash, randomness
 from tests.cluster_changes import make_topics
@@ -206,3 +207,9 @@ def test_an_operator_closes_a_run_whose_driver_is_gone(make_route: MakeRoute) ->
     assert ids(route.outputs()) == ["behind"]
     assert isinstance(refused.exception, CheckFailed)
     assert "unit q/2 is committed" in str(refused.exception)
+
+
+def test_a_job_is_told_that_its_relay_was_never_migrated(kafka: str) -> None:
+    """Whoever was told to create the decisions' topic again, if it was deleted, mended the wrong thing."""
+    with pytest.raises(ConfigError, match=r"there is no relay 'nobody' on these brokers; run `relay migrate`"):
+        has_captured("nobody", {"bootstrap.servers": kafka}, "drops", behind=-1)
