@@ -37,6 +37,7 @@ from relay.kafka import settings
 from relay.kafka.control import ControlTopic
 from relay.kafka.topics import Topics
 from relay.message.errors import ConfigError
+from relay.message.owned_topics import is_owned_topic
 from relay.run import clock
 
 if TYPE_CHECKING:
@@ -74,6 +75,8 @@ def _parse(arguments: Sequence[str]) -> Namespace:
 def _run(options: Namespace) -> int:
     config = load(Path(options.config))
     topics = options.topic
+    if not options.keep:
+        refuse_what_is_needed(config.relay.name, topics)
     java = java_settings(config.kafka)
     spark = session.start("archive", options.master)
     broker = Broker(spark, java)
@@ -93,6 +96,15 @@ def _run(options: Namespace) -> int:
     said = f"{following.rows:,} records of {', '.join(topics)} were archived in {options.to}"
     session.say(orjson.dumps(report).decode() if options.json else said)
     return 0
+
+
+def refuse_what_is_needed(relay: str, topics: Iterable[str]) -> None:
+    """Raise ConfigError for a topic of the relay's own that may not be trimmed because it was archived: dead letters alone may."""
+    for topic in topics:
+        if is_owned_topic(relay, topic) and topic != f"{relay}.deadletter":
+            raise ConfigError(
+                f"--topic {topic}: the relay needs what it has there itself, archived or not; add --keep, which does not say that it may be trimmed"
+            )
 
 
 def checkpoint_of(spark: SparkSession, to: str, state: Path, given: Place | None) -> Place:

@@ -372,31 +372,6 @@ def test_a_join_into_a_topic_that_it_reads_is_refused(capsys: pytest.CaptureFixt
     assert "--to b: it is one of those that are joined; name a log topic" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("topic", ["shop.decisions", "shop.deadletter", "shop.main.monitor"])
-@pytest.mark.parametrize(
-    ("module", "words", "option"),
-    [
-        (correlate, ["--topic", "a", "--topic", "b", "--name", "n"], "--to"),
-        (capture, ["drops", "--name", "n", "--id", "id"], "--topic"),
-    ],
-)
-def test_a_job_that_would_write_into_a_topic_of_the_relays_own_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], module: Any, words: list[str], option: str, topic: str
-) -> None:
-    """Among the decisions its markers would stop every driver, and every worker that waits for one, until they have left."""
-    monkeypatch.setattr(session, "start", MagicMock(side_effect=RelayError("Spark was started")))
-    config = tmp_path / "relay.toml"
-    config.write_text(
-        '[relay]\nname = "shop"\ninstance = "a"\nstate = "state"\n[kafka]\n"bootstrap.servers" = "127.0.0.1:1"\n'
-        '[routes.main]\nfrom = ["a"]\nto = { topic = "b" }\n',
-        "utf-8",
-    )
-
-    assert module.main([str(config), *words, option, topic]) == 2
-
-    assert f"{option} {topic}: a topic of the relay's own is not a log; name a log topic" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("option", ["--report", "--html"])
 @pytest.mark.parametrize("place", ["", "away/report", ".", "taken/report"])
 def test_a_report_that_could_not_be_written_is_refused_before_the_audit(
