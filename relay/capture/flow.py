@@ -25,6 +25,6 @@ def enter(entered: Entered, of: object) -> None:
     """Refuse a block inside a block of the same owner, until its ``of`` is None: it may end in another thread, or flow."""
     around = tuple([one for one in _entered.get() if one.of is not None])
     if any(one.of is of for one in around):
-        raise CaptureError("a capture cannot be nested in another one; use tx.savepoint()")
+        raise CaptureError("a capture cannot be nested in one that is still open (of a generator: until that is closed); use tx.savepoint()")
     entered.of = of
     _entered.set((*around, entered))
