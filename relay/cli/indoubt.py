@@ -121,6 +121,8 @@ def resolve_command(
 def _print(reader: InDoubtReader, items: list[Item], now_ms: int) -> None:
     if items:
         print_table(_COLUMNS, [_row(item, now_ms) for item in items])
+    if any(item.resolution is not None and not item.obeyed for item in items):
+        print_line(f"not yet obeyed: {_OBEYED}")
     for one in reader.stuck:
         print_line(f"stuck: {one.route} {one.place.topic}[{one.place.partition}]: {text(one.why)}", style="red")
     for note in reader.notes:

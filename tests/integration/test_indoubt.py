@@ -222,6 +222,8 @@ def test_what_left_the_log_is_passed_as_lost_only_when_told(make_route: MakeRout
     assert CliRunner().invoke(app, words).stdout.endswith(
         f": {lost}: abort; the owner obeys it within seconds, one that has stopped when it is started again\n"
     )
+    listed = CliRunner().invoke(app, ["indoubt", "list", str(route.path)]).stdout
+    assert "\nnot yet obeyed: the owner obeys it within seconds, one that has stopped" in listed, listed
 
     assert route.finish() == 0, route.said()
     assert ids(route.outputs()) == ["m-0", "m-1", "m-5", "m-6", "m-7"]
