@@ -32,7 +32,8 @@ def test_brokers_that_are_away_are_told_by_logging_and_once(
         publisher.close()
 
     told = [one.getMessage() for one in caplog.records if one.name == "relay.kafka"]
-    assert len([one for one in told if "Connection refused" in one]) == 1, told
+    # On a machine that takes half a minute for this the client says so again, and how often it did not.
+    assert len([one for one in told if "Connection refused" in one and "suppressed" not in one]) == 1, told
     # Clients of other tests in this process may still speak there of brokers that are gone.
     assert [line for line in capfd.readouterr().err.splitlines() if f"{NOBODY['bootstrap.servers']}/" in line] == []
 
