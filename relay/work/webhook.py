@@ -359,6 +359,8 @@ def _reason(error: BaseException) -> str:
     """Return the system's word for why there was no answer, such as a refused connection or certificate, else the error's type."""
     inner: BaseException | None = error
     while inner is not None:
+        if isinstance(inner, ssl.SSLWantReadError | ssl.SSLWantWriteError):
+            break  # how TLS says that it waits for the other side: what ended the wait stands above
         if isinstance(inner, ssl.SSLError | socket.gaierror):
             return str(getattr(inner, "verify_message", None) or inner.strerror)
         if isinstance(inner, OSError) and inner.errno:

@@ -215,6 +215,7 @@ def test_a_receiver_that_accepts_and_never_speaks_tls_is_waited_for_as_nothing_w
 
     assert isinstance(raised, Later)
     assert not raised.counted
+    assert "Timeout" in str(raised)
 
 
 @pytest.fixture
@@ -240,6 +241,19 @@ def test_a_certificate_is_verified_by_the_systems_authorities_or_ones_own(certif
     assert "self-signed certificate" in str(strange)
     assert known is None
     assert len(receiver.asked) == 1
+
+
+def test_an_answer_over_tls_that_does_not_come_in_time_is_told_as_that(certificate: Path) -> None:
+    serving = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    serving.load_cert_chain(certificate)
+    never = threading.Event()
+    with Receiver(lambda _: Reply(wait=never), tls=serving) as receiver:
+        url = receiver.url().replace("http:", "https:")
+        (raised,) = outcome(webhook("q", url, timeout_s=1.0, tls=ssl.create_default_context(cafile=str(certificate))))
+        never.set()
+
+    assert isinstance(raised, Later)
+    assert "gave no answer (TimeoutError)" in str(raised) or "gave no answer (ReadTimeout)" in str(raised)
 
 
 def test_headers_are_made_anew_for_each_try_so_that_a_secret_may_change(tmp_path: Path) -> None:
