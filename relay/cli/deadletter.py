@@ -117,7 +117,7 @@ def redrive_command(
 
         def written() -> None:
             # Before the wait: who interrupts it takes nothing back.
-            if wait and not as_json:
+            if wait and plan.rows and not as_json:
                 print_line(f"{len(plan.rows)} ordered; waiting up to {wait:g} s for their workers, who do it also without that")
 
         ordered = ordering.order(plan, wait, written)

@@ -64,6 +64,16 @@ def test_who_does_not_wait_is_not_told_to(monkeypatch: pytest.MonkeyPatch, capsy
     assert capsys.readouterr().out == ""
 
 
+def test_where_none_can_be_ordered_nobody_is_said_to_be_waited_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Interrupted, "plan", lambda *_: Ordered([], Counter({"route 'main' is configured no more": 1}), []))
+
+    redrive(monkeypatch, wait=30.0)
+
+    assert capsys.readouterr().out == ""
+
+
 def test_what_would_be_ordered_is_no_order_to_programs(capsys: pytest.CaptureFixture[str]) -> None:
     order = Order(b"o", "main", LogPartition("log", 0), b"t", [Wanted(1, b"a", 1)], "ann", 1)
 
