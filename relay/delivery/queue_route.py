@@ -10,7 +10,7 @@ from relay.delivery.evidence_reading import MonitorView
 from relay.delivery.ports import Group, Starts
 from relay.delivery.queue_effects import HeldPublishers
 from relay.delivery.table_route import Shipment, TableDelivery
-from relay.message.errors import RelayError
+from relay.message.errors import Moved
 from relay.message.record import LogPartition
 from relay.queue.desired import Desired
 from relay.transfer.cursor import DELIVERED, Verdict
@@ -60,7 +60,7 @@ class QueueDelivery(TableDelivery):
         room = super().settled()
         desired = self._desired()
         if desired.store_of(self._queue, self._store) != self._store:
-            raise RelayError(
+            raise Moved(
                 f"queue {self._queue!r} has moved to another store; a new process goes on there, from the copied position"
             )
         self._obey(desired)

@@ -83,6 +83,10 @@ class TwinDetected(RelayError):
     exit_code = 1
 
 
+class Moved(RelayError):
+    """The queue of a route goes on in another store: the worker's next process opens it there."""
+
+
 class RecordRefused(RelayError):
     """The broker refuses a record of a transaction for what it is; nothing of that transaction holds."""
 

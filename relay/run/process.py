@@ -15,7 +15,7 @@ import structlog
 
 from relay.config.loading import load
 from relay.config.model import RelayConfig
-from relay.message.errors import RelayError, Stopped, TwinDetected, whence
+from relay.message.errors import Moved, RelayError, Stopped, TwinDetected, whence
 from relay.message.limits import limit_code, limit_met
 from relay.run import lifeline, logging, memory
 from relay.run.assembly import assemble
@@ -75,6 +75,8 @@ def _code(known: RelayError) -> int:
         return ExitCode.TWIN
     if isinstance(known, Stopped):
         return ExitCode.PERSON
+    if isinstance(known, Moved):
+        return ExitCode.MOVED
     return known.exit_code
 
 

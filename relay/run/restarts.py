@@ -20,6 +20,7 @@ class ExitCode(IntEnum):
     UNREACHABLE = 3
     PERSON = 10
     TWIN = 11
+    MOVED = 12
 
 
 class Next(Enum):
@@ -93,12 +94,18 @@ _FINAL: Final = {
 }
 
 
+_AGAIN: Final = {
+    ExitCode.UNREACHABLE: "a broker, a database or a resource of this machine is unreachable",
+    ExitCode.MOVED: "its queue goes on in another store",
+}
+
+
 class Restarts:
     """Decides for one worker. Times are seconds on a monotonic clock; ``chance`` returns numbers in [0, 1).
 
     A worker that ran for the window without failing has its whole budget back: its failures are then too old to
     count. Unreachable brokers and databases, and limits of the machine, use nothing up, since a worker that gave up would not come back with
-    them; its pauses grow all the same.
+    them, nor does a queue that has moved; its pauses grow all the same.
     """
 
     def __init__(self, budget: Budget, chance: Callable[[], float]) -> None:
@@ -126,11 +133,9 @@ class Restarts:
             return _FINAL[ExitCode(code)]
         if now - self._started_at >= self._budget.window_s:
             self._unreachable = 0
-        if code == ExitCode.UNREACHABLE:
+        if code in _AGAIN:
             self._unreachable += 1
-            return Decision(
-                Next.RESTART, "a broker, a database or a resource of this machine is unreachable", self._pause(self._unreachable)
-            )
+            return Decision(Next.RESTART, _AGAIN[ExitCode(code)], self._pause(self._unreachable))
         self._unreachable = 0
         return self._failed(now, said(code))
 

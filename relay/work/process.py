@@ -133,7 +133,9 @@ def _add(path: Path | None, report: Report) -> None:
 def _code(known: RelayError) -> int:
     if isinstance(known, Stopped):
         return ExitCode.PERSON
-    if isinstance(known, StoreAway | Retired | Unreachable):
+    if isinstance(known, Retired):
+        return ExitCode.MOVED
+    if isinstance(known, StoreAway | Unreachable):
         return ExitCode.UNREACHABLE
     return known.exit_code
 

@@ -17,6 +17,7 @@ from relay.queue.states import PublisherState
 from relay.run import clock
 from relay.run.following import follow
 from relay.run.queues import open_queue
+from relay.run.restarts import ExitCode
 from tests.routes import Route, ce, publish, wait_for
 
 DEADLINE_S = 150.0
@@ -108,7 +109,7 @@ def test_a_running_worker_goes_on_in_the_new_store(route: MovingRoute) -> None:
     old.close()
 
     assert route.move().returncode == 0
-    first.wait(DEADLINE_S)
+    assert first.wait(DEADLINE_S) == ExitCode.MOVED, "no failure, which status would show"
     route.publish(20, 20)
 
     assert route.finish() == 0, route.said()

@@ -8,7 +8,7 @@ from relay.delivery.queue_effects import HeldPublishers, QueueEffect
 from relay.delivery.queue_mapping import Putting
 from relay.delivery.queue_route import QueueDelivery
 from relay.delivery.row_search import RowFault
-from relay.message.errors import RelayError
+from relay.message.errors import Moved
 from relay.queue.desired import Desired, Kind, Move, Step, Subject, Wanted, Wish
 from relay.queue.message import NewMessage
 from relay.queue.modes import Balance
@@ -59,7 +59,7 @@ def test_a_route_ends_where_its_queue_has_moved_to_another_store(made: tuple[Que
 
     desired.add(*Move("credit", "u", "here", "there", Step.MOVED, "eve", 1).encode())
 
-    with pytest.raises(RelayError, match="moved to another store"):
+    with pytest.raises(Moved, match="moved to another store"):
         one.settled()
 
 

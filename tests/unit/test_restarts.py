@@ -76,14 +76,19 @@ def test_jitter_only_stretches() -> None:
     assert 1 < most <= 1 + JITTER
 
 
-def test_unreachable_services_never_use_the_budget_up() -> None:
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [(ExitCode.UNREACHABLE, "a broker, a database or a resource of this machine is unreachable"), (ExitCode.MOVED, "its queue goes on in another store")],
+)
+def test_what_is_no_failure_never_uses_the_budget_up(code: ExitCode, reason: str) -> None:
     worker = restarts()
     decisions = []
     for at in range(2000):
         worker.started(at)
-        decisions.append(worker.ended(at, ExitCode.UNREACHABLE))
+        decisions.append(worker.ended(at, code))
 
-    assert {decision.next for decision in decisions} == {Next.RESTART}
+    assert {(decision.next, decision.reason) for decision in decisions} == {(Next.RESTART, reason)}
+    assert worker.past(2000).restarts_lately == 0
     assert decisions[0].pause_s == 1
     assert decisions[-1].pause_s == BUDGET.most_s
     assert fail(worker, 2001) is Next.RESTART
