@@ -134,8 +134,11 @@ def _make(client: Callable[[dict[str, Any]], None], settings: dict[str, Any]) ->
     except KafkaException as error:
         if error.args[0].code() != KafkaError._INVALID_ARG:
             raise  # no thread or file is left, say
+        said = error.args[0].str()
+        if "ssl" not in said.lower():
+            raise ConfigError(f"[kafka]: {said}; correct the setting") from None
         remedy = "correct the setting, its file, or the password of its key"
-        raise (Unreachable if files in _MADE_WITH else ConfigError)(f"[kafka]: {error.args[0].str()}; {remedy}") from None
+        raise (Unreachable if files in _MADE_WITH else ConfigError)(f"[kafka]: {said}; {remedy}") from None
     _MADE_WITH.add(files)
 
 

@@ -56,6 +56,15 @@ def test_a_key_that_is_none_is_the_configurations_and_one_that_was_right_before_
         client(settings)
 
 
+def test_a_setting_that_one_kind_of_client_refuses_is_the_configurations_whatever_others_took() -> None:
+    """Whoever waited for it would wait for ever."""
+    given = {"bootstrap.servers": "127.0.0.1:1", "log_level": 0, "fetch.max.bytes": 1000, "message.max.bytes": 2000}
+    AdminClient(given)
+
+    with pytest.raises(ConfigError, match=r"\[kafka\]: .*fetch\.max\.bytes.*; correct the setting$"):
+        Consumer({**given, "group.id": "shop"})
+
+
 def test_a_process_without_threads_has_no_wrong_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
     """A route that was told so stopped for good."""
 
