@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Final, NamedTuple, Self
 
@@ -40,6 +40,8 @@ CONTROL_EARLIER_MAX: Final = 200_000
 """Records from before those offsets: of workers that ended long ago, and of little else once compaction was there."""
 DEAD_LETTERS_MAX: Final = 10_000
 """Per partition, the latest; a count over more is said to be incomplete."""
+BESIDE_MAX: Final = 20
+"""So many routes of others are named at most: whoever may write to the topic makes up their names."""
 DEAD_LETTERS_KEPT: Final = 200_000
 """Some 60 MB. Who looks for weeks would else keep every one there ever was, in the very hours in which all messages die."""
 TIMEOUT_S: Final = 5.0
@@ -120,6 +122,12 @@ class SeenLetters:
         """Return what is dead of a route, without what a redrive took back; ``complete``: all of the topic was taken."""
         causes = Counter(code for (name, _), (_, code) in self._known.items() if name == route and code != REDRIVEN)
         return DeadLetters(causes.total(), causes, complete and self._is_whole)
+
+    def beside(self, routes: Collection[str]) -> Iterator[str]:
+        """Yield a sentence for each route that these do not name and that has dead letters: no route shows them."""
+        counts = Counter(name for (name, _), (_, code) in self._known.items() if name not in routes and code != REDRIVEN)
+        for name, count in sorted(counts.items())[:BESIDE_MAX]:
+            yield f"route {name} is not in this configuration and has dead letters ({count}); `relay deadletter list` shows them"
 
 
 class _Retention(NamedTuple):
@@ -206,6 +214,7 @@ class StatusReader:
         now_ms = clock.wall_ms()
         self.notes += beside(records, config.routes, now_ms)
         self.notes += failing_handlers(records, now_ms)
+        self.notes += self._dead.beside(config.routes)
         return [view(self._facts(route, found, records), now_ms) for route in config.routes.values()]
 
     def _read_tail(self, tail: _Tail, facts: TopicFacts, take: Callable[[Record], None]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tracemalloc
 
 from relay.control.status import DeadLetters
-from relay.control.status_reading import DEAD_LETTERS_KEPT, SeenLetters
+from relay.control.status_reading import BESIDE_MAX, DEAD_LETTERS_KEPT, SeenLetters
 from relay.message.envelope import DEAD_CODE, DEAD_REPLAY, DEAD_ROUTE, REDRIVEN
 from tests.unit.test_intake import Fake
 
@@ -22,6 +22,20 @@ def test_each_letter_counts_once_and_none_that_a_redrive_took_back() -> None:
 
     assert seen.of("main", complete=True) == DeadLetters(1, {"not_json": 1}, complete=True)
     assert seen.of("other", complete=False) == DeadLetters(1, {"not_json": 1}, complete=False)
+
+
+def test_those_of_routes_that_were_renamed_or_taken_out_are_told_beside() -> None:
+    """Nothing else of `relay status` shows them, and nobody redrives what they do not know of."""
+    seen = SeenLetters()
+    for one in (letter(1), letter(2, route="former"), letter(3, route="former"), letter(4, route="mended"), letter(4, REDRIVEN, 1, "mended")):
+        seen.take(one)
+    assert list(seen.beside({"main"})) == [
+        "route former is not in this configuration and has dead letters (2); `relay deadletter list` shows them"
+    ]
+    for number in range(1000):
+        seen.take(letter(number, route=f"strange-{number}"))
+
+    assert len(list(seen.beside({"main"}))) == BESIDE_MAX
 
 
 def test_of_more_than_are_kept_the_latest_count_and_there_are_said_to_be_more() -> None:
