@@ -171,7 +171,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("config", type=Path)
     parser.add_argument("--target", type=int, required=True, help="bookings that the table shall hold")
     parser.add_argument("--run", type=int, default=0, help="number of this run of the service, part of its ids")
-    parser.add_argument("--threads", type=int, default=4)
+    parser.add_argument("--threads", type=int, default=12, help="clerks who book at once; fewer are not done when Spark is")
     parser.add_argument("--seed", type=int, default=1)
     return parser.parse_args(arguments)
 
