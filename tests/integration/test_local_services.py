@@ -236,6 +236,7 @@ def test_where_postgres_cannot_start_only_brokers_that_ran_before_go_on(director
     assert (code, cluster.process(1)) == (1, ran)
 
 
+@pytest.mark.slow
 def test_existing_postgres_is_used_and_left_alone(directory: Path) -> None:
     server = PostgresServer(directory / "elsewhere")
     server.start()
