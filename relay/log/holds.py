@@ -274,15 +274,19 @@ class PartitionHolds:
         """The offset below which everything was handed on, dropped, or was never a message."""
         if self._lowest is None:
             self._lowest = min(map(_first_of, self._lanes.values()), default=NOTHING_WAITS)
-        lowest = min(self._lowest, self.read_to if self.untaken_from is None else self.untaken_from)
+        lowest = min(self._lowest, self._taken_to)
         for message in self.ready:
             lowest = min(lowest, message.offset)
         return lowest
 
     def still_to_hand_on(self, below: int) -> int:
         """How many offsets below this one were not read yet, or may be handed on now: what waits in a lane counts as held."""
-        read_to = self.read_to if self.untaken_from is None else self.untaken_from
-        return max(0, below - read_to) + sum(message.offset < below for message in self.ready)
+        return max(0, below - self._taken_to) + sum(message.offset < below for message in self.ready)
+
+    @property
+    def _taken_to(self) -> int:
+        """Up to where everything was taken in."""
+        return self.read_to if self.untaken_from is None else self.untaken_from
 
     def go_back(self) -> bool:
         """When half of the ranges are gone, return to what was not taken in: True if ``read_to`` is to be read from now."""
