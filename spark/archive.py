@@ -38,7 +38,7 @@ from relay.kafka.control import ControlTopic
 from relay.kafka.topics import Topics
 from relay.message.errors import ConfigError
 from relay.message.owned_topics import is_owned_topic
-from relay.run import clock
+from relay.world import clock
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

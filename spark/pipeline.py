@@ -37,9 +37,9 @@ from relay.local.kafka import BRIEF
 from relay.local.services import LocalServices
 from relay.message.errors import CheckFailed, ConfigError, Unreachable
 from relay.message.record import LogPartition
-from relay.run import clock
 from relay.run.ending import ending_properly
 from relay.setup.migrate import migrate
+from relay.world import clock
 
 PARTITIONS = 2
 WAIT_S = 180.0

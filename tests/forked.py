@@ -99,7 +99,7 @@ def _become(asked: Mapping[str, Any]) -> NoReturn:
     os.chdir(asked["folder"])
     os.environ.clear()
     os.environ.update(asked["env"])
-    importlib.reload(importlib.import_module("relay.run.crash"))  # it reads the environment as it is loaded
+    importlib.reload(importlib.import_module("relay.world.crash"))  # it reads the environment as it is loaded
     sys.argv = asked["start"]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
     sys.exit()

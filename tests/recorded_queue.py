@@ -7,7 +7,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from relay.config.loading import load
-from relay.delivery.queue_effects import HeldPublishers
+from relay.delivery.queue.effects import HeldPublishers
 from relay.queue.desired import encode_uuid
 from relay.queue.port import QueueStore
 from relay.resources import open_resource

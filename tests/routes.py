@@ -20,8 +20,8 @@ from confluent_kafka.admin import AdminClient
 from relay.config.loading import load
 from relay.kafka.failures import LEADER_MOVES
 from relay.kafka.scan import COORDINATOR_MOVES
-from relay.run.crash import EXIT_STATUS, VARIABLE
 from relay.setup.migrate import migrate
+from relay.world.crash import EXIT_STATUS, VARIABLE
 from tests.forked import MODULES, Forked
 
 DEADLINE_S = 60.0

@@ -15,7 +15,7 @@ import traceback
 from runpy import run_path
 from typing import Any
 
-from relay.run.crash import VARIABLE
+from relay.world.crash import VARIABLE
 from tests.kept_process import answer, outcome
 
 

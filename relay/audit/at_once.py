@@ -23,7 +23,7 @@ from relay.config.loading import load
 from relay.config.model import RelayConfig
 from relay.kafka.topics import Topics
 from relay.message.errors import RelayError
-from relay.run import clock, schedule
+from relay.world import clock, schedule
 
 SAID_EVERY_S: Final = 0.1
 _REPORT: Final = TypeAdapter(RouteReport)

@@ -13,7 +13,7 @@ from relay.kafka import settings
 from relay.kafka.decisions import DecisionLog
 from relay.kafka.reading import PartitionReader
 from relay.message.envelope import ResourceName
-from relay.run import clock
+from relay.world import clock
 
 _DEADLINE_S: Final = 30.0
 _OUTCOME: Final = {State.COMMITTED: Outcome.COMMITTED, State.ABORTED: Outcome.ABORTED}

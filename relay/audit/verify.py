@@ -28,8 +28,8 @@ from relay.message.errors import ConfigError, RelayError
 from relay.message.record import LogPartition
 from relay.monitor.entries import DEAD, DELIVERED, SKIPPED, UNKNOWN_OFFSET, InputRange
 from relay.monitor.resolution import Kind, Resolution, Resolutions, Told
-from relay.run import clock
 from relay.run.queues import database_of
+from relay.world import clock
 
 Refused = Callable[[str, RelayError], None]
 """(route, why it cannot be audited)."""

@@ -17,7 +17,7 @@ from relay.bench.peers import MARKER_KEY_BYTES, PARTITIONS, beside
 from relay.capture.publisher import Capture, DefaultTiming
 from relay.kafka.topics import TopicPlan, Topics
 from relay.resources import open_resource
-from relay.run import clock, schedule
+from relay.world import clock, schedule
 
 THREADS: Final = 8
 PAYLOAD: Final = b"x" * 256

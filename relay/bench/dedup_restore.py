@@ -29,7 +29,7 @@ from relay.monitor.entries import (
 )
 from relay.monitor.evidence import Evidence
 from relay.monitor.index import Budget, DedupIndex
-from relay.run import clock
+from relay.world import clock
 
 TRANSACTION_ROWS: Final = 8_192
 """Entries of one transaction in one monitor partition: two full pages between a begin and a seal."""

@@ -21,7 +21,6 @@ from relay.queue.message import Audience, Group, NewMessage
 from relay.queue.port import Holder, QueueStore
 from relay.queue.settings import QueueSettings
 from relay.queue.stores import open_store
-from relay.run import clock, schedule
 from relay.work.backoff import Backoff
 from relay.work.coroutines import AwaitedRunner
 from relay.work.mark import Mark
@@ -32,6 +31,7 @@ from relay.work.running import Runner
 from relay.work.subscriber import Handler
 from relay.work.upkeep import Upkeep
 from relay.work.worker import Limits, Worker
+from relay.world import clock, schedule
 
 CONCURRENCY: Final = 64
 KEYS: Final = 1_000

@@ -19,7 +19,7 @@ from relay.config.timing import Timing
 from relay.kafka.bench_clients import Steady
 from relay.kafka.topics import Topics
 from relay.message.errors import CheckFailed
-from relay.run import clock
+from relay.world import clock
 
 PER_SECOND: Final = 2_000
 FLIGHTS_PER_SECOND: Final = 200

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from relay.message.errors import CheckFailed
-from relay.run import clock
+from relay.world import clock
 
 SAMPLE_S: Final = 0.05
 WARM: Final = 0.2

@@ -19,7 +19,7 @@ from relay.kafka.settings import consumer
 from relay.kafka.tail import tail
 from relay.message import envelope
 from relay.message.record import LogPartition
-from relay.run import clock, schedule
+from relay.world import clock, schedule
 
 PARTITIONS: Final = 4
 MARKER_KEY_BYTES: Final = 16

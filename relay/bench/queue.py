@@ -24,7 +24,7 @@ from relay.queue.port import Holder, QueueStore
 from relay.queue.settings import QueueSettings
 from relay.queue.stores import open_store
 from relay.queue.stores.sql_schema import create
-from relay.run import clock
+from relay.world import clock
 
 BATCH: Final = 1_000
 BODY: Final = b"x" * 256

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import psycopg
 
-from relay.run import clock
+from relay.world import clock
 
 _SQLITE_TABLES: Final = (
     "create table waits (id integer primary key autoincrement, taken integer not null default 0, body blob)",

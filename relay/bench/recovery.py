@@ -27,7 +27,7 @@ from relay.config.model import RelayConfig
 from relay.config.routes import TopicDestination
 from relay.config.timing import Timing
 from relay.delivery.deadletter import Letters
-from relay.delivery.topic_recovery import TopicRecovery
+from relay.delivery.topic.recovery import TopicRecovery
 from relay.kafka.bench_clients import append, consume_plainly
 from relay.kafka.group import GroupConsumer
 from relay.kafka.topics import Topics
@@ -37,11 +37,12 @@ from relay.message.record import LogPartition
 from relay.monitor.checkpoint import CheckpointStore
 from relay.monitor.entries import PAGE_ROWS, Begin, InputRange, OutputStart, Page, Proof, encode
 from relay.monitor.index import Budget
-from relay.run import clock, memory
+from relay.run import memory
 from relay.run.assembly import INDEX_ENTRIES_IN_MEMORY, RoutePorts
 from relay.run.process import GC_THRESHOLDS
 from relay.run.views import ViewKeeper
 from relay.setup.migrate import migrate
+from relay.world import clock
 
 DEAD_WORKERS: Final = 10
 WITHOUT_OUTPUTS: Final = 3

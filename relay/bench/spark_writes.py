@@ -15,8 +15,8 @@ from uuid import uuid4
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sql
 
-from relay.run import clock
 from relay.spark import capture_batch, kafka_columns, register
+from relay.world import clock
 
 TASKS: Final = 2
 VALUE_BYTES: Final = 256

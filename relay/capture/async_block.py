@@ -21,7 +21,7 @@ from relay.capture.flow import Entered
 from relay.message.errors import CaptureError
 from relay.message.limits import raise_limit
 from relay.message.unfinished import is_unfinished
-from relay.run import schedule
+from relay.world import schedule
 
 if TYPE_CHECKING:
     from relay.capture.publisher import Capture

@@ -27,8 +27,8 @@ from relay.message.avro_values import AvroEncoder
 from relay.message.envelope import FilledHeaders
 from relay.message.errors import CaptureError, CaptureFenced, CaptureInDoubt, ConfigError, Unreachable
 from relay.resources.port import AnswerLost, CommitRefused, NotTheTransactionBegun, Session
-from relay.run import clock, schedule
-from relay.run.crash import crash_point
+from relay.world import clock, schedule
+from relay.world.crash import crash_point
 
 if TYPE_CHECKING:
     from relay.capture.publisher import Capture

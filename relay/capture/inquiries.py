@@ -17,8 +17,8 @@ from relay.message.errors import CaptureError, ConfigError
 from relay.message.record import LogPartition
 from relay.message.schemas import UnknownRecord, codec
 from relay.resources.port import DecisionRow, Decisions, RowLocked
-from relay.run import clock
-from relay.run.crash import crash_point
+from relay.world import clock
+from relay.world.crash import crash_point
 
 TURN_S: Final = 5.0
 """How long a turn lasts at most, but for the question under way: each held row costs the wait for its lock."""

@@ -18,8 +18,8 @@ from relay.kafka.appender import Appender, Receipt, Record
 from relay.message.envelope import ResourceName
 from relay.message.errors import CaptureError, ConfigError, Unreachable, whence
 from relay.resources.port import Decisions, RowLocked
-from relay.run import clock, schedule
-from relay.run.crash import crash_point
+from relay.world import clock, schedule
+from relay.world.crash import crash_point
 
 _log = logging.getLogger("relay.capture")
 

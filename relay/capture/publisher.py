@@ -31,8 +31,8 @@ from relay.message.errors import CaptureError, ConfigError, Unreachable
 from relay.resources import open_resource
 from relay.resources.port import Resource, Session
 from relay.resources.turns import Turn
-from relay.run import clock, randomness
-from relay.run.crash import crash_point
+from relay.world import clock, randomness
+from relay.world.crash import crash_point
 
 MAX_MESSAGES: Final = 100_000
 MAX_BYTES: Final = 64 << 20

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from relay.message.envelope import ResourceName
 from relay.message.errors import ConfigError, Unreachable
 from relay.resources.port import DecisionRow, Decisions, Resource, RowLocked
-from relay.run.crash import crash_point
+from relay.world.crash import crash_point
 
 LOCKED_MAX: Final = 4
 """After so many rows that living publishers hold, each a wait for a lock, the others are left to the next question."""

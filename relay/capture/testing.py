@@ -21,7 +21,7 @@ from relay.kafka.settings import TimingLike
 from relay.kafka.topics import TopicFacts
 from relay.message import envelope
 from relay.resources import open_resource
-from relay.run import schedule
+from relay.world import schedule
 
 LOCK_TIMEOUT_S: Final = 1.0
 

@@ -18,8 +18,8 @@ from relay.kafka.topics import TopicFacts, numeric_setting
 from relay.message.envelope import ResourceName
 from relay.message.errors import ConfigError, RelayError, Unreachable, whence
 from relay.resources.port import DecisionRow, Decisions, RowLocked
-from relay.run import clock, schedule
-from relay.run.seldom import Repeats
+from relay.world import clock, schedule
+from relay.world.seldom import Repeats
 
 _log = logging.getLogger("relay.capture")
 

@@ -9,7 +9,7 @@ from typing import Final
 from relay.chaos.faults import Deed, Missed
 from relay.chaos.history import History
 from relay.chaos.nemesis import NATURES, Fault, Kind
-from relay.run import clock, schedule
+from relay.world import clock, schedule
 
 LOOK_S: Final = 0.1
 LAST_DEED_S: Final = 240.0

@@ -16,9 +16,9 @@ from typing import Final, Literal
 
 from relay.chaos.history import History
 from relay.demo.part import Part
-from relay.run import clock, schedule
 from relay.run.lifeline import ParentEnd
 from relay.run.restarts import ExitCode, said
+from relay.world import clock, schedule
 
 RESTART_S: Final = 1.0
 GRACE_S: Final = 20.0

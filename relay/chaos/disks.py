@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from relay.message.errors import CheckFailed
-from relay.run import clock, schedule
+from relay.world import clock, schedule
 
 IMAGES: Final = "disks"
 _STEP_BYTES: Final = 1 << 30

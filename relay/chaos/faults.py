@@ -21,7 +21,7 @@ from relay.chaos.nemesis import Fault, Kind
 from relay.chaos.stage import DATABASE_DISK, Stage, broker_disk
 from relay.local.process import RecordedProcess
 from relay.message.errors import CheckFailed, Unreachable
-from relay.run import clock, schedule
+from relay.world import clock, schedule
 
 T = TypeVar("T")
 

@@ -18,7 +18,7 @@ from enum import Enum
 from types import TracebackType
 from typing import Final, NamedTuple, Self
 
-from relay.run import clock, schedule
+from relay.world import clock, schedule
 
 PRODUCE: Final = 0
 ADD_PARTITIONS_TO_TXN: Final = 24

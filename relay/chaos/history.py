@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 
 import orjson
 
-from relay.run import clock, schedule
+from relay.world import clock, schedule
 
 Entry = dict[str, Any]
 Word = Literal["fault", "sight", "worker", "source", "anomaly", "note", "result"]

@@ -30,8 +30,8 @@ from relay.kafka.topics import Topics
 from relay.local.two_routes import LEDGER, TO_TABLE, TO_TOPIC
 from relay.message.errors import CheckFailed, RelayError
 from relay.message.record import LogPartition
-from relay.run import clock, schedule
 from relay.run.lifeline import ParentEnd, parent_end
+from relay.world import clock, schedule
 
 CLOCKS: Final = "clocks"
 IDLE_S: Final = 5.0

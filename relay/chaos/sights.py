@@ -12,7 +12,7 @@ from relay.config.model import RelayConfig
 from relay.control.status import RouteView
 from relay.control.status_reading import StatusReader
 from relay.message.errors import RelayError
-from relay.run import clock, schedule
+from relay.world import clock, schedule
 
 PERIOD_S: Final = 1.0
 TIMEOUT_S: Final = 3.0

@@ -12,7 +12,8 @@ import os
 import sys
 from pathlib import Path
 
-from relay.run import clock, process
+from relay.run import process
+from relay.world import clock
 
 
 def skew(file: Path) -> None:

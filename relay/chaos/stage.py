@@ -23,8 +23,8 @@ from relay.local.postgres import PostgresServer
 from relay.local.services import LocalServices
 from relay.local.two_routes import two_routes
 from relay.message.errors import CheckFailed, ConfigError
-from relay.run import clock
 from relay.setup.migrate import migrate
+from relay.world import clock
 
 CAPTURED: Final = "captured"
 PLAIN: Final = "plain"

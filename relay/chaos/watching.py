@@ -19,7 +19,7 @@ from relay.kafka.tail import tail
 from relay.message.envelope import ID, SOURCE
 from relay.message.errors import RelayError, Stuck
 from relay.message.record import LogPartition
-from relay.run import clock, schedule
+from relay.world import clock, schedule
 
 ABORTED: Final = b'"fate":"abort"'
 """Stands in the value of every message whose transaction its publisher means to abort."""

@@ -29,7 +29,8 @@ from relay.kafka.appender import Appender, Receipt, Record
 from relay.kafka.plain_transactions import PlainTransactions
 from relay.message.envelope import ID, SOURCE, SPECVERSION, TYPE
 from relay.message.errors import InDoubt, RelayError
-from relay.run import clock, lifeline, schedule
+from relay.run import lifeline
+from relay.world import clock, schedule
 
 CAPTURING: Final = "capturing"
 ABORTING: Final = "aborting"

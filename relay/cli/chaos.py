@@ -22,8 +22,8 @@ from relay.config.loading import load
 from relay.config.model import RelayConfig
 from relay.local.folders import empty_folder
 from relay.message.errors import ConfigError
-from relay.run import clock
 from relay.run.ending import ending_properly
+from relay.world import clock
 
 PAGE: Final = "timeline.html"
 SERVICES: Final = ("kafka", "postgres", "state", "clocks", IMAGES)

@@ -16,7 +16,7 @@ from relay.message.errors import ConfigError
 from relay.queue.port import Filter
 from relay.queue.settings import Retention
 from relay.queue.states import PublisherState, SubscriberState
-from relay.run import clock
+from relay.world import clock
 
 HANDLE_MAX: Final = 2**63 - 1
 """What every store has room for."""

@@ -23,8 +23,8 @@ from relay.demo.show import Show
 from relay.demo.stage import FLIGHTS, Stage, build
 from relay.local.folders import empty_folder
 from relay.local.services import LocalServices
-from relay.run import clock
 from relay.run.ending import ENDING, ending_properly
+from relay.world import clock
 
 ROWS: Final = {
     "captured": "messages in the log that count",

@@ -16,8 +16,8 @@ from relay.control.in_doubt_messages import messages
 from relay.control.in_doubt_reading import InDoubtReader, Item, shown
 from relay.message.errors import CheckFailed, ConfigError, Unreachable
 from relay.monitor.resolution import Kind, Told, parse
-from relay.run import clock
 from relay.run.logging import text
+from relay.world import clock
 
 _COLUMNS: Final = ("name", "route", "since", "why", "resource", "decided")
 _OBEYED: Final = "the owner obeys it within seconds, one that has stopped when it is started again"

@@ -17,10 +17,10 @@ from relay.control.queue_views import message_row
 from relay.queue import journal
 from relay.queue.port import Filter, QueueStore
 from relay.queue.states import PublisherState
-from relay.run import clock
 from relay.run.logging import text
 from relay.run.queue_upkeep import archive, archive_folder
 from relay.run.queues import queue_of
+from relay.world import clock
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=purpose(__doc__))
 ArchivedOption = Annotated[bool, typer.Option("--archived", help="What has left the queue, from this host's files.")]

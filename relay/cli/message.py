@@ -50,8 +50,8 @@ from relay.queue.receipt import edits_of
 from relay.queue.redriving import AT_ONCE, Redriven, redrivable, redrive
 from relay.queue.states import PublisherState, SubscriberState
 from relay.queue.withholding import waits_for_attempt
-from relay.run import clock
 from relay.run.logging import text
+from relay.world import clock
 
 UNDECIDED: Final = (
     "made by an attempt that is not decided yet, whose end reveals or discards them; "

@@ -20,7 +20,7 @@ from relay.message.errors import ConfigError, RelayError
 from relay.queue.desired import Kind, Wanted, Wish
 from relay.queue.port import Filter
 from relay.queue.withholding import reveal_kept
-from relay.run import clock
+from relay.world import clock
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=purpose(__doc__))
 SourceArgument = Annotated[str, typer.Argument(metavar="SOURCE", help="The publisher: ce_source of its messages.")]

@@ -33,7 +33,7 @@ from relay.message.errors import ConfigError
 from relay.queue.desired import Kind, Subject, Wanted
 from relay.queue.settings import QueueSettings
 from relay.queue.states import PublisherState
-from relay.run import clock
+from relay.world import clock
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=purpose(__doc__))
 _COLUMNS: Final = ("queue", "store", "wanted", "waiting", "subscriber", "available", "with workers", "unusable", "workers")

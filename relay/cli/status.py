@@ -15,8 +15,8 @@ from relay.config.quantities import ago
 from relay.control.status import PartitionView, RouteView, WorkerView, document, exit_code
 from relay.control.status_reading import StatusReader
 from relay.message.errors import Unreachable
-from relay.run import clock
 from relay.run.logging import text
+from relay.world import clock
 
 WATCH_PERIOD_S: Final = 2.0
 _WORKER_COLUMNS: Final = ("worker", "state", "pid", "host", "heard", "restarts", "lag", "last error")

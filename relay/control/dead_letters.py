@@ -14,15 +14,15 @@ from typing import Any, Final, NamedTuple
 
 from relay.config.model import RelayConfig
 from relay.delivery.deadletter import PREFIX
-from relay.delivery.table import LOST_CAUSE, LOST_PAYLOAD
+from relay.delivery.table.verdicts import LOST_CAUSE, LOST_PAYLOAD
 from relay.kafka import settings
 from relay.kafka.reading import PartitionReader
 from relay.kafka.topics import Topics
 from relay.message.envelope import DEAD_CODE, DEAD_REPLAY, DEAD_ROUTE, REDRIVEN, SOURCE
 from relay.message.errors import ConfigError
 from relay.message.record import LogPartition, headers_if_any
-from relay.run import clock
 from relay.run.logging import text
+from relay.world import clock
 
 LETTERS_MAX: Final = 200_000
 """About 250 MB."""

@@ -17,7 +17,7 @@ from relay.message.errors import CheckFailed, ConfigError, Unreachable
 from relay.message.record import LogPartition, headers_if_any
 from relay.monitor.resolution import Kind, Resolution, Span, Subject, Told, uncovered
 from relay.resources import open_resource
-from relay.run import clock, randomness
+from relay.world import clock, randomness
 
 REASON_CHARACTERS_MAX: Final = 1000
 

@@ -16,11 +16,11 @@ from relay.config.model import RelayConfig
 from relay.config.routes import RouteConfig, TopicDestination
 from relay.control.status import PartitionView, RouteView
 from relay.control.status_reading import StatusReader
-from relay.delivery.compaction import why_untold
 from relay.delivery.evidence_reading import BeginScan, MonitorView, ProvenOffsets, decoded
-from relay.delivery.position_note import committed_by
-from relay.delivery.stamped_outputs import outputs_of
-from relay.delivery.unshown import Outputs, vanished
+from relay.delivery.topic.compaction import why_untold
+from relay.delivery.topic.position_note import committed_by
+from relay.delivery.topic.stamped_outputs import outputs_of
+from relay.delivery.topic.unshown import Outputs, vanished
 from relay.kafka import settings
 from relay.kafka.groups import Groups
 from relay.kafka.reading import PartitionReader
@@ -41,12 +41,12 @@ from relay.monitor.resolution import (
     uncovered,
 )
 from relay.monitor.rows import MemoryRows
-from relay.run import clock
 from relay.run.book import ControlBook
 from relay.run.following import control_topic
 from relay.run.starts import recorded_start
 from relay.run.status_record import PartitionStatus, StatusRecord, Waiting
 from relay.run.topic_watch import kept
+from relay.world import clock
 
 DEADLINE_S: Final = 30.0
 Number = tuple[bytes, int]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from relay.run import clock
+from relay.world import clock
 
 
 class Pace:

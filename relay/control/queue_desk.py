@@ -16,10 +16,10 @@ from relay.kafka.following import Following
 from relay.message.errors import ConfigError
 from relay.queue.desired import Audit, Desired, Kind, Move, Subject, Wanted, Wish
 from relay.queue.port import QueueStore
-from relay.run import clock, randomness
 from relay.run.following import DesiredFollower, control_records, control_topic, follow
 from relay.run.queues import open_queue, queue_of
 from relay.setup.required import require_topics
+from relay.world import clock, randomness
 
 
 class QueueDesk:

@@ -14,10 +14,10 @@ from relay.message.errors import CheckFailed, ConfigError
 from relay.queue import moving
 from relay.queue.desired import Move, Step
 from relay.queue.port import QueueStore
-from relay.run import clock
-from relay.run.crash import crash_point
 from relay.run.queues import address_of, open_at, queue_of
 from relay.setup.queue_tables import create_tables
+from relay.world import clock
+from relay.world.crash import crash_point
 
 OBEY_S: Final = 1.0
 """Workers follow the control topic within this time."""

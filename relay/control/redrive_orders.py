@@ -14,8 +14,8 @@ from relay.kafka.topics import TopicFacts, Topics
 from relay.message.identity import DIGEST_BYTES
 from relay.message.record import LogPartition
 from relay.monitor.redrive import REPLAYS_MAX, ROWS_MAX, Ending, Order, Orders, Wanted, encode
-from relay.run import clock, randomness
 from relay.run.following import control_records, control_topic
+from relay.world import clock, randomness
 
 LOOK_S: Final = 0.1
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Final, TypeVar
 
 from relay.queue.port import StoreAway
-from relay.run import clock
+from relay.world import clock
 
 T = TypeVar("T")
 SILENT_S: Final = 3.0

@@ -30,9 +30,9 @@ from relay.kafka.topics import TopicFacts, Topics, numeric_setting
 from relay.message.envelope import DEAD_CODE, DEAD_REPLAY, DEAD_ROUTE, REDRIVEN
 from relay.message.errors import ConfigError, InDoubt, Unreachable
 from relay.message.record import LogPartition, Record, headers_if_any
-from relay.run import clock
 from relay.run.queues import database_of
 from relay.run.status_record import KEY_PREFIX, StatusRecord, decode
+from relay.world import clock
 
 CONTROL_RECORDS_MAX: Final = 50_000
 """Compaction leaves the latest of each key, but not at once: workers write every two seconds meanwhile."""

@@ -22,7 +22,7 @@ from relay.monitor.entries import (
 )
 from relay.monitor.evidence import Evidence
 from relay.monitor.index import DedupIndex
-from relay.run.crash import crash_point
+from relay.world.crash import crash_point
 
 log = structlog.get_logger("relay.evidence")
 

@@ -23,7 +23,7 @@ from relay.capture.publisher import Capture
 from relay.config.loading import load
 from relay.demo.stage import BOOKINGS, PASSENGERS, RESOURCE
 from relay.message.errors import CaptureError, CaptureInDoubt, RelayError
-from relay.run import schedule
+from relay.world import schedule
 
 SOURCE: Final = "/bookings"
 EVENT_TYPE: Final = "seat.booked"

@@ -19,7 +19,7 @@ from relay.demo.show import Show, Sight
 from relay.demo.stage import FLIGHTS, Stage
 from relay.local import spark
 from relay.message.errors import CheckFailed, Unreachable
-from relay.run import clock
+from relay.world import clock
 
 ALL_FLIGHTS: Final = 336_776
 STALL_S: Final = 600.0

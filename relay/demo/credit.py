@@ -27,10 +27,10 @@ from relay.local.services import LocalServices
 from relay.message.errors import CheckFailed
 from relay.queue.port import QueueStore
 from relay.queue.states import PublisherState
-from relay.run import clock
 from relay.run.following import follow
 from relay.run.queues import open_queue
 from relay.setup.migrate import migrate
+from relay.world import clock
 
 CUSTOMERS: Final = 40
 PARTITIONS: Final = 4

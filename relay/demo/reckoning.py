@@ -21,7 +21,7 @@ from relay.kafka.topics import Topics
 from relay.local.two_routes import LEDGER, TO_TABLE, TO_TOPIC
 from relay.message.envelope import ID, TYPE
 from relay.message.record import LogPartition
-from relay.run import schedule
+from relay.world import schedule
 
 EXACTLY_ONCE: Final = "exactly once"
 FLIGHT_TYPE: Final = "flight.departed"

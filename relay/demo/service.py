@@ -9,7 +9,7 @@ from relay.demo.bookings import ROLLED_BACK
 from relay.demo.part import Part
 from relay.demo.show import Show
 from relay.demo.stage import Stage
-from relay.run.crash import EXIT_STATUS, VARIABLE
+from relay.world.crash import EXIT_STATUS, VARIABLE
 
 CRASHES: Final = {
     "capture.decided": "between COMMIT and the outcome marker: what it had booked must show",

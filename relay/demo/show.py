@@ -10,7 +10,7 @@ from typing import Final
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from relay.run import clock
+from relay.world import clock
 
 LINE_PERIOD_S: Final = 5.0
 _RELAYED: Final = "relayed by {}"

@@ -40,7 +40,7 @@ from relay.message.errors import ConfigError
 from relay.message.record import LogPartition
 from relay.monitor.entries import DEAD, DELIVERED, InputRange
 from relay.monitor.resolution import Kind, Resolutions, Told
-from relay.run import clock
+from relay.world import clock
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

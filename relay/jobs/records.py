@@ -15,7 +15,7 @@ from relay.kafka.settings import MACHINES_OWN, mechanism
 from relay.kafka.topics import Topics
 from relay.message.errors import ConfigError, Unreachable
 from relay.message.record import TOPIC_REMEDY, LogPartition, is_topic_name
-from relay.run import clock
+from relay.world import clock
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

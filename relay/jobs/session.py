@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from relay.message.errors import ConfigError, RelayError, Unreachable
-from relay.run import schedule
+from relay.world import schedule
 
 if TYPE_CHECKING:
     from py4j.protocol import Py4JJavaError

@@ -22,7 +22,7 @@ from relay.message.envelope import Headers
 from relay.message.errors import CaptureError, ConfigError, Unreachable
 from relay.message.owned_topics import refuse_own_topic
 from relay.message.record import TOPIC_REMEDY, is_topic_name
-from relay.run import clock, schedule
+from relay.world import clock, schedule
 
 _POLL_S: Final = 0.1
 _FULL_QUEUE_PAUSE_S: Final = 0.001

@@ -17,8 +17,8 @@ import orjson
 
 from relay.message.errors import Unreachable
 from relay.message.limits import raise_limit
-from relay.run import clock
-from relay.run.seldom import Repeats
+from relay.world import clock
+from relay.world.seldom import Repeats
 
 LIFE_S: Final = 300.0
 """So long a client goes by what it has read; it reads again when four fifths are over, or sooner where the token ends sooner."""

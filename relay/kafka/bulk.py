@@ -13,7 +13,7 @@ from relay.kafka.failures import is_end, is_refusal, sentence, unavailable
 from relay.kafka.settings import TimingLike, producer
 from relay.message.envelope import Headers
 from relay.message.errors import CaptureError, Unreachable
-from relay.run import clock
+from relay.world import clock
 
 BulkRecord = tuple[str, int, bytes | None, bytes | None, Headers]
 """Topic, partition, key, value, headers."""

@@ -9,8 +9,8 @@ import logging
 import re
 from typing import Any, Final, NamedTuple
 
-from relay.run import clock
-from relay.run.seldom import Repeats
+from relay.world import clock
+from relay.world.seldom import Repeats
 
 _WARNING: Final = 4
 """syslog's number, as librdkafka's are."""

@@ -26,7 +26,7 @@ from confluent_kafka import admin as kafka_admin
 from relay.kafka.failures import has_timed_out, is_locked_out
 from relay.kafka.logins import Credentials, Login, login_of
 from relay.message.errors import ConfigError, Unreachable
-from relay.run import clock
+from relay.world import clock
 
 REFUSED_S: Final = 60.0
 """A client that is still refused says so again within half of this: for so long the files are looked at."""

@@ -30,8 +30,8 @@ from relay.kafka.transactions import TransactionalInstance
 from relay.message.errors import ConfigError, InDoubt, RecordRefused, Stopped, Unreachable
 from relay.message.record import LogPartition, Record, of_other_version
 from relay.message.schemas import OtherVersion
-from relay.run import clock, randomness
-from relay.run.crash import crash_point
+from relay.world import clock, randomness
+from relay.world.crash import crash_point
 
 TRIES: Final = 8
 PAUSE_S: Final = 0.5

@@ -13,7 +13,7 @@ from relay.kafka.clients import Consumer
 from relay.kafka.failures import DENIED_REMEDY, MISSING, is_denied, is_of_group, kafka_error, sentence
 from relay.kafka.reading import unseen_because
 from relay.message.errors import ConfigError, RelayError, Unreachable
-from relay.run import clock
+from relay.world import clock
 
 RECORDS_AT_ONCE: Final = 10_000
 _START_S: Final = 0.1

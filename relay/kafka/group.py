@@ -18,7 +18,7 @@ from relay.kafka.logins import refusal_of
 from relay.kafka.reading import latest, named
 from relay.message.errors import LOCKED_OUT_S, Fenced, LockedOut, Stopped, Unreachable
 from relay.message.record import LogPartition
-from relay.run import clock
+from relay.world import clock
 
 _METADATA_PREFIX: Final = b"CGMDv2:"
 COMMITTED_TIMEOUT_S: Final = 10.0

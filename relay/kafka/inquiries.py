@@ -13,7 +13,7 @@ from relay.kafka.clients import Consumer
 from relay.kafka.failures import DENIED_REMEDY, is_denied, is_of_group
 from relay.kafka.settings import TimingLike, consumer
 from relay.message.errors import Unreachable
-from relay.run import clock
+from relay.world import clock
 
 _log = logging.getLogger("relay.kafka")
 _RECORDS_AT_ONCE: Final = 1000

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from relay.message.errors import ConfigError
-from relay.run import clock
+from relay.world import clock
 
 LOOK_S: Final = 1.0
 """However many clients are refused, and however often: the files are read so seldom."""

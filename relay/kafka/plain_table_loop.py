@@ -19,7 +19,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from relay.capture.publisher import DefaultTiming
 from relay.kafka import settings
 from relay.message.errors import Unreachable
-from relay.run import clock
+from relay.world import clock
 
 BATCH: Final = 5_000
 WAIT_S: Final = 0.2

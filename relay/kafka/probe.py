@@ -9,7 +9,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 from relay.message.errors import Unreachable
-from relay.run import clock
+from relay.world import clock
 
 _ATTEMPT_S = 0.2
 _LONGEST_ATTEMPT_S = 2.0

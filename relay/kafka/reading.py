@@ -20,7 +20,7 @@ from relay.kafka.failures import (
 )
 from relay.message.errors import ConfigError, RelayError, Stopped, Stuck
 from relay.message.record import LogPartition
-from relay.run import clock as pausing
+from relay.world import clock as pausing
 
 BATCH_RECORDS: Final = 10_000
 POLL_S: Final = 0.2

@@ -30,7 +30,7 @@ from relay.message.errors import (
     Unreachable,
 )
 from relay.message.limits import raise_limit
-from relay.run import clock, schedule
+from relay.world import clock, schedule
 
 if TYPE_CHECKING:
     from confluent_kafka.schema_registry import Schema, SchemaRegistryClient

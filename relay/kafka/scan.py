@@ -26,7 +26,7 @@ from relay.kafka.failures import is_of_group, unavailable
 from relay.kafka.groups import denial
 from relay.message.errors import RelayError, Unreachable
 from relay.message.record import LogPartition, Record
-from relay.run import clock
+from relay.world import clock
 
 BATCH_RECORDS: Final = 10_000
 LEFT_REMEDY: Final = "; retention takes what is being read: try again, or lengthen it"

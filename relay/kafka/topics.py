@@ -39,7 +39,7 @@ from relay.kafka.logins import Login, login_of
 from relay.kafka.settings import TimingLike, admin
 from relay.message.errors import ConfigError, Unreachable
 from relay.message.record import TOPIC_CHARACTERS_MAX, TOPIC_REMEDY, is_topic_name
-from relay.run import clock
+from relay.world import clock
 
 T = TypeVar("T")
 

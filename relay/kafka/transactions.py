@@ -22,7 +22,7 @@ from relay.kafka.failures import LET_GO, is_denied, is_refusal
 from relay.message.envelope import Headers
 from relay.message.errors import InDoubt, RecordRefused, Stopped
 from relay.message.record import Appended, LogPartition
-from relay.run import schedule
+from relay.world import schedule
 
 QUEUE_FULL_WAIT_S: Final = 0.05
 DEADLINE_MARGIN_S: Final = 0.5

@@ -15,7 +15,7 @@ from relay.message.errors import ConfigError, Stuck, Unreachable
 from relay.message.record import LogPartition
 from relay.queue.message import Place
 from relay.queue.port import StoreAway
-from relay.run import clock
+from relay.world import clock
 
 GAP: Final = 1000
 """Offsets nearer than this are read in one run: reading past so many records costs less than a new fetch."""

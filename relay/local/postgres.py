@@ -22,7 +22,7 @@ from relay.local.kafka import tail
 from relay.local.ports import LOOPBACK, free_ports, is_free
 from relay.local.process import RecordedProcess, children, keep, read_kept
 from relay.message.errors import CheckFailed, ConfigError, Unreachable
-from relay.run import clock
+from relay.world import clock
 
 INITDB_TIMEOUT_S = 120.0
 START_TIMEOUT_S = 30.0

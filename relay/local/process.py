@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from relay.run import clock
+from relay.world import clock
 
 _POLL_S = 0.02
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from relay.run import clock, schedule
+from relay.world import clock, schedule
 
 if TYPE_CHECKING:
     import psycopg

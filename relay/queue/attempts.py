@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 from relay.message.errors import RelayError
 from relay.queue.message import NewMessage, Parent, Ticket
 from relay.queue.port import QueueStore
-from relay.run.crash import crash_point
+from relay.world.crash import crash_point
 
 
 class AttemptAborted(RelayError):

@@ -21,7 +21,7 @@ from relay.message.limits import raise_limit
 from relay.message.schemas import parsed
 from relay.queue.message import MessageView, SubscriberView
 from relay.queue.port import Filter, QueueStore
-from relay.run.crash import crash_point
+from relay.world.crash import crash_point
 
 Period = Literal["hour", "day", "week", "biweek"]
 MESSAGES_AT_ONCE: Final = 500

@@ -14,7 +14,7 @@ from typing import Final
 from relay.queue.message import MessageView
 from relay.queue.port import Filter, QueueStore
 from relay.queue.states import PublisherState, SubscriberState
-from relay.run.crash import crash_point
+from relay.world.crash import crash_point
 
 PAGE: Final = 100
 _OVER: Final = (PublisherState.JOURNALLED, PublisherState.UNAVAILABLE, PublisherState.DELETED)

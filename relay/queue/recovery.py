@@ -16,7 +16,7 @@ from relay.queue.attempts import AttemptName, Outcomes, PreparedTransactions
 from relay.queue.message import Ticket
 from relay.queue.port import Holder, QueueStore
 from relay.queue.states import TAKEN
-from relay.run.crash import crash_point
+from relay.world.crash import crash_point
 
 BATCH = 500
 SILENT: Final = (Retriable, Unreachable, Stopped, ConfigError)

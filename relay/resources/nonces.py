@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from relay.message.identity import NONCE_BYTES
-from relay.run import randomness
+from relay.world import randomness
 
 
 def draw(count: int) -> list[bytes]:

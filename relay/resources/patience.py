@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from typing import Final
 from weakref import WeakSet
 
-from relay.run import clock, schedule
+from relay.world import clock, schedule
 
 ANSWER_TIMEOUT_S: Final = 10.0
 """How long an answer is waited for; then its connection is given up."""

@@ -24,7 +24,7 @@ from relay.resources.lease import Lease
 from relay.resources.patience import Awaited
 from relay.resources.port import AnswerLost, CommitRefused, NotTheTransactionBegun
 from relay.resources.postgresql_lent import keep_transaction, lend
-from relay.run import clock
+from relay.world import clock
 
 IDLE_LIMIT_S: Final = 30
 """The server ends a capture whose publisher says nothing for this long (design section 4)."""

@@ -15,7 +15,7 @@ from relay.message.errors import ConfigError, RelayError, Unreachable
 from relay.resources import begun
 from relay.resources.postgresql import is_unread, own_cursor, reaching, was_closed
 from relay.resources.postgresql_states import refuses_writes
-from relay.run.crash import crash_point
+from relay.world.crash import crash_point
 
 _PREFIX: Final = "relay"
 _BYTES_MAX: Final = 199

@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 
 from relay.resources.port import RowLocked
 from relay.resources.turns import Turn
-from relay.run import clock
+from relay.world import clock
 
 LOOK_S: Final = 0.008
 """For so long SQLite itself looks again, after 1, 2 and 5 ms; then it is asked anew: nobody sleeps longer than 5 ms."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from itertools import compress
 from typing import Final
 
-from relay.run import schedule
+from relay.world import schedule
 
 _WAITING: Final = (True,)
 

@@ -13,14 +13,14 @@ from relay.config.model import RelayConfig
 from relay.config.routes import QueueDestination, RouteConfig, TableDestination, TopicDestination
 from relay.delivery.deadletter import Letters
 from relay.delivery.destination import Destination
-from relay.delivery.queue_effects import HeldPublishers
-from relay.delivery.queue_route import QueueDelivery
-from relay.delivery.table import TablePlan
-from relay.delivery.table_postgresql import PostgresqlCursor
-from relay.delivery.table_route import TableDelivery
-from relay.delivery.table_sqlite import SqliteCursor
-from relay.delivery.topic import TopicDelivery
-from relay.delivery.unshown import Derive
+from relay.delivery.queue.effects import HeldPublishers
+from relay.delivery.queue.route import QueueDelivery
+from relay.delivery.table.postgresql.cursor import PostgresqlCursor
+from relay.delivery.table.route import TableDelivery
+from relay.delivery.table.sqlite.cursor import SqliteCursor
+from relay.delivery.table.verdicts import TablePlan
+from relay.delivery.topic.route import TopicDelivery
+from relay.delivery.topic.unshown import Derive
 from relay.kafka import settings
 from relay.kafka.appending import Appending
 from relay.kafka.control import ControlTopic
@@ -42,7 +42,7 @@ from relay.monitor.index import Budget
 from relay.monitor.ranges import RangeLimits
 from relay.resources import open_resource
 from relay.resources.port import Resource
-from relay.run import clock, randomness, status_record
+from relay.run import status_record
 from relay.run.anchorage import Anchorage
 from relay.run.appetite import Bounds
 from relay.run.asking import AddingMarkers, AskingWithBook, Inquiring
@@ -66,6 +66,7 @@ from relay.run.worker import RouteWorker
 from relay.transfer.cursor import TableCursor
 from relay.transfer.sending import Sending
 from relay.transfer.timers import ResendTimes
+from relay.world import clock, randomness
 
 READ_DEADLINE_S = 30.0
 TELL_S = 5.0

@@ -20,8 +20,8 @@ from relay.monitor.resolution import (
     encode_answer,
     uncovered,
 )
-from relay.run import clock
 from relay.run.register import Register
+from relay.world import clock
 
 log = structlog.get_logger("relay.book")
 FRESH_S: Final = 5.0

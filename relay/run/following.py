@@ -10,7 +10,7 @@ from relay.kafka import settings
 from relay.kafka.control import ControlTopic
 from relay.kafka.following import Following
 from relay.queue.desired import Desired
-from relay.run import clock
+from relay.world import clock
 
 PERIOD_S: Final = 0.2
 """Well under the second within which workers obey."""

@@ -6,7 +6,7 @@ from typing import Final
 
 from relay.log.holds import Hold
 from relay.log.intake import Intake
-from relay.run.seldom import SAID_EVERY_S
+from relay.world.seldom import SAID_EVERY_S
 
 DETAIL_CHARACTERS_MAX: Final = 300
 PATIENCE_S: Final = 5.0

@@ -11,7 +11,7 @@ from collections.abc import Callable, MutableMapping
 from typing import Final
 
 from relay.message.errors import ConfigError
-from relay.run import schedule
+from relay.world import schedule
 
 VARIABLE: Final = "RELAY_SUPERVISOR_FD"
 

@@ -19,7 +19,7 @@ from pydantic import SecretBytes, SecretStr
 from relay.kafka.settings import is_secret
 from relay.message.control_characters import escaped
 from relay.message.errors import RelayError
-from relay.run import clock, schedule
+from relay.world import clock, schedule
 
 TEXT_CHARACTERS_MAX: Final = 2000
 BYTES_MAX: Final = 64

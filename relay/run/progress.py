@@ -11,9 +11,10 @@ from relay.delivery.destination import Destination
 from relay.log.holds import PartitionHolds, Waiting
 from relay.log.intake import Intake
 from relay.message.record import LogPartition
-from relay.run import clock, held_up
-from relay.run.seldom import AT_THE_END, Seldom
+from relay.run import held_up
 from relay.run.unread import Unread, nothing_unread
+from relay.world import clock
+from relay.world.seldom import AT_THE_END, Seldom
 
 log = structlog.get_logger("relay.progress")
 PERIOD_S: Final = 2.0

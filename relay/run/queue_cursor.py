@@ -8,11 +8,11 @@ from typing import Any
 
 from relay.config.model import RelayConfig
 from relay.config.routes import QueueDestination, RouteConfig
-from relay.delivery.queue_effects import HeldPublishers, QueueEffect
-from relay.delivery.queue_mapping import QueueMapping
-from relay.delivery.table import Limits, TablePlan
-from relay.delivery.table_postgresql import PostgresqlCursor
-from relay.delivery.table_sqlite import SqliteCursor
+from relay.delivery.queue.effects import HeldPublishers, QueueEffect
+from relay.delivery.queue.mapping import QueueMapping
+from relay.delivery.table.postgresql.cursor import PostgresqlCursor
+from relay.delivery.table.sqlite.cursor import SqliteCursor
+from relay.delivery.table.verdicts import Limits, TablePlan
 from relay.queue.modes import Balance
 from relay.run.following import DesiredFollower
 from relay.run.queues import address, bind_queue

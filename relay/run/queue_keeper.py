@@ -11,10 +11,10 @@ from relay.config.model import RelayConfig
 from relay.message.errors import RelayError, whence
 from relay.queue.desired import Desired
 from relay.queue.port import QueueStore
-from relay.run import clock, schedule
 from relay.run.queue_upkeep import JOURNAL_AT_ONCE, archive
 from relay.run.queues import open_queue
-from relay.run.seldom import Repeats
+from relay.world import clock, schedule
+from relay.world.seldom import Repeats
 
 PERIOD_S: Final = 10.0
 log = structlog.get_logger("relay.journal")

@@ -18,8 +18,8 @@ from relay.delivery.ports import Reader
 from relay.message.record import LogMessage, LogPartition, Record
 from relay.monitor.index import DedupIndex, Standing
 from relay.monitor.redrive import Do, Ending, Order, Orders, Wanted, decide, encode_ending
-from relay.run import clock
 from relay.run.following import Records
+from relay.world import clock
 
 log = structlog.get_logger("relay.redriving")
 LOOK_S: Final = 1.0

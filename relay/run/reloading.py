@@ -15,7 +15,7 @@ from relay.log.holds import PartitionHolds
 from relay.log.intake import Intake
 from relay.message.errors import Stopped
 from relay.message.record import LogMessage, LogPartition, lane_name
-from relay.run import clock
+from relay.world import clock
 
 log = structlog.get_logger("relay.reloading")
 OFFSETS_PER_PIECE: Final = 5_000

@@ -16,7 +16,7 @@ from relay.log.intake import Intake
 from relay.message.envelope import ResourceName
 from relay.message.errors import RelayError
 from relay.message.record import LogPartition
-from relay.run import schedule
+from relay.world import schedule
 
 log = structlog.get_logger("relay.resolving")
 QUESTIONS_MAX: Final = 1000

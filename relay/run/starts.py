@@ -10,8 +10,8 @@ import orjson
 from relay.log.anchor import Anchor
 from relay.message.errors import NAMESAKE_REMEDY, Stopped
 from relay.message.record import LogPartition
-from relay.run.crash import crash_point
 from relay.run.register import Register
+from relay.world.crash import crash_point
 
 STARTS: Final = b"start/"
 """What the keys of first starts begin with; the route's name follows."""

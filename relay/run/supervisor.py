@@ -17,12 +17,12 @@ import structlog
 
 from relay.kafka.client_log import client_line
 from relay.message.limits import limit_met
-from relay.run import clock
 from relay.run.child import Child, log_fields
 from relay.run.lifeline import parent_end
 from relay.run.logging import LEVELS
 from relay.run.restarts import Budget, Decision, ExitCode, Next, Restarts, drained, said
-from relay.run.seldom import Repeats
+from relay.world import clock
+from relay.world.seldom import Repeats
 
 Command = Callable[[str, int], Sequence[str]]
 """Makes the command line of one worker from its route and number."""

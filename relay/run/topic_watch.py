@@ -7,7 +7,7 @@ from typing import Final
 
 from relay.kafka.topics import VISIBLE_S, TopicFacts, Topics, compaction_lags
 from relay.message.errors import NAMESAKE_REMEDY, ConfigError, Stopped
-from relay.run import clock
+from relay.world import clock
 
 TOPIC_IDS_PERIOD_S: Final = 10.0
 

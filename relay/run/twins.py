@@ -14,8 +14,8 @@ from __future__ import annotations
 from typing import Final
 
 from relay.message.errors import TwinDetected
-from relay.run import randomness
 from relay.run.register import Register
+from relay.world import randomness
 
 KEY_PREFIX: Final = b"process/"
 

@@ -14,7 +14,7 @@ import structlog
 from relay.delivery.batch import Batch
 from relay.delivery.destination import Destination
 from relay.delivery.ports import Starts
-from relay.delivery.position_note import hint_note
+from relay.delivery.topic.position_note import hint_note
 from relay.kafka.failures import DENIED_REMEDY, is_denied, is_taken_over, kafka_error, sentence
 from relay.kafka.group import GroupConsumer
 from relay.kafka.group_events import GroupEvents, said_of_membership
@@ -32,14 +32,14 @@ from relay.message.errors import (
     Unreachable,
 )
 from relay.message.record import LogPartition
-from relay.run import clock, randomness
 from relay.run.appetite import Appetite, Bounds
-from relay.run.crash import crash_point
 from relay.run.progress import Progress
 from relay.run.redriving import Redriving
 from relay.run.reloading import Reloading
 from relay.run.resolving import Resolving
 from relay.run.views import ViewKeeper
+from relay.world import clock, randomness
+from relay.world.crash import crash_point
 
 log = structlog.get_logger("relay.worker")
 

@@ -11,8 +11,8 @@ from typing import Any
 import structlog
 
 from relay.message.limits import limit_met
-from relay.run import clock
-from relay.run.seldom import Repeats
+from relay.world import clock
+from relay.world.seldom import Repeats
 
 log = structlog.get_logger("relay.serve")
 

@@ -19,8 +19,8 @@ from relay.control.silence import Silence
 from relay.control.status import RouteView, handlers_lately
 from relay.control.status_reading import StatusReader
 from relay.message.errors import RelayError
-from relay.run import clock, schedule
 from relay.run.status_record import StatusRecord
+from relay.world import clock, schedule
 
 log = structlog.get_logger("relay.serve")
 

@@ -14,8 +14,8 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
 from relay.config.model import ResourceConfig, TableDestination
-from relay.delivery.postgresql_effects import IS_UNFILLED
-from relay.delivery.table import quoted
+from relay.delivery.table.postgresql.effects import IS_UNFILLED
+from relay.delivery.table.verdicts import quoted
 from relay.message.errors import Unreachable
 from relay.resources.addresses import address
 from relay.resources.postgresql import remedy

@@ -12,9 +12,9 @@ from relay.kafka.reading import PartitionReader
 from relay.kafka.topics import TopicFacts, Topics
 from relay.message.errors import ConfigError, Stuck, Unreachable
 from relay.message.record import LogPartition
-from relay.run import clock
 from relay.run.renamed import led_there
 from relay.run.starts import STARTS, topic_key
+from relay.world import clock
 
 Records = Iterable[tuple[bytes, bytes | None]]
 DEADLINE_S: Final = 10.0

@@ -21,12 +21,12 @@ from relay.message.errors import ConfigError
 from relay.message.identity import NONCE_BYTES
 from relay.message.owned_topics import refuse_own_topic
 from relay.message.record import LogPartition
-from relay.run import randomness
-from relay.run.crash import crash_point
 from relay.spark.columns import header_column, named, utc_text
 from relay.spark.deciding import UnitDecider
 from relay.spark.options import WriteOptions, check_kafka, check_sink, check_topics
 from relay.spark.writing import BATCH_ID, QUERY_ID
+from relay.world import randomness
+from relay.world.crash import crash_point
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -12,8 +12,8 @@ from relay.config.timing import Timing
 from relay.kafka.bulk import BulkAppender, BulkRecord
 from relay.kafka.decisions import DecisionWriter
 from relay.message.errors import CaptureError, ConfigError, RelayError
-from relay.run.crash import crash_point
 from relay.spark.options import WriteOptions
+from relay.world.crash import crash_point
 
 log = structlog.get_logger("relay.spark")
 

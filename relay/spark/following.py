@@ -21,8 +21,8 @@ from relay.message import envelope
 from relay.message.envelope import Headers, ResourceName, outgoing
 from relay.message.errors import ConfigError, Unreachable
 from relay.message.record import LogPartition, headers_if_any
-from relay.run import clock
 from relay.spark.options import WriteOptions, check_topics, no_relay
+from relay.world import clock
 
 if TYPE_CHECKING:
     import pyarrow as pa

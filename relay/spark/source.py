@@ -17,12 +17,12 @@ from pyspark.sql.datasource import (
 
 from relay.capture.decisions import Unit, named_unit
 from relay.message.errors import CaptureError, ConfigError
-from relay.run import randomness
 from relay.spark.deciding import abort_unit, commit_unit, refuse_another_write
 from relay.spark.following import SCHEMA, CommittedReader
 from relay.spark.options import WriteOptions, check_topics, read_options
 from relay.spark.rows import check_schema
 from relay.spark.writing import Appended, append_rows, attempts_of, streaming_unit
+from relay.world import randomness
 
 if TYPE_CHECKING:
     import pyarrow as pa

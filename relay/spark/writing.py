@@ -19,10 +19,10 @@ from relay.kafka.decisions import DecisionWriter
 from relay.message.errors import CaptureError, InDoubt
 from relay.message.identity import NONCE_BYTES, capture_id
 from relay.message.owned_topics import refuse_own_topic
-from relay.run import randomness
-from relay.run.crash import crash_point
 from relay.spark.options import WriteOptions, check_topics
 from relay.spark.rows import Labels, RowEncoder
+from relay.world import randomness
+from relay.world.crash import crash_point
 
 if TYPE_CHECKING:
     import pyarrow as pa

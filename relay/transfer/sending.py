@@ -15,9 +15,9 @@ import structlog
 
 from relay.message.errors import Fenced, InDoubt, RelayError, Retriable, Unreachable
 from relay.message.record import LogPartition
-from relay.run import schedule
 from relay.transfer.cursor import TableCursor, Verdict
 from relay.transfer.timers import ResendTimes
+from relay.world import schedule
 
 log = structlog.get_logger("relay.sending")
 LET_GO_S: Final = 10.0

@@ -17,7 +17,6 @@ from relay.resources.attempts import PostgresqlAttempts, SqliteAttempts
 from relay.resources.postgresql import PostgresqlResource
 from relay.resources.prepared import PreparedEffects
 from relay.resources.sqlite import SqliteResource
-from relay.run import randomness, schedule
 from relay.run.following import DesiredFollower, follow
 from relay.run.queue_keeper import JournalKeeper
 from relay.run.queues import address, bind_queue, open_queue, queue_of
@@ -37,6 +36,7 @@ from relay.work.stores import Deciding, Stores
 from relay.work.subscriber import Handler
 from relay.work.upkeep import Upkeep
 from relay.work.worker import Limits, Worker
+from relay.world import randomness, schedule
 
 CONNECTIONS_MAX: Final = 16
 """Connections of one process to a handler's PostgreSQL; a handler without one waits for it."""

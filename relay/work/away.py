@@ -12,8 +12,8 @@ from psycopg.errors import Diagnostic
 
 from relay.message.limits import AT_LIMIT, limit_met
 from relay.resources.postgresql_states import TIME_IS_OVER, is_away, says_time_is_over
-from relay.run import clock
-from relay.run.seldom import Seldom
+from relay.world import clock
+from relay.world.seldom import Seldom
 
 _HELD: Final = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 _SQLITE: Final = frozenset({

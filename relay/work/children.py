@@ -10,9 +10,9 @@ import structlog
 from relay.queue.attempts import PutChildren, accept_children, discard_children, put_children
 from relay.queue.message import NewMessage
 from relay.queue.port import Refused
-from relay.run import clock
 from relay.work.message import Message
 from relay.work.place import Place
+from relay.world import clock
 
 Children = dict[str, list[NewMessage]]
 """Those of one message, by their queue."""

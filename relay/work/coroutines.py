@@ -16,8 +16,6 @@ from typing import Any, Final
 import structlog
 
 from relay.message.errors import RelayError
-from relay.run import schedule
-from relay.run.crash import crash_point
 from relay.work.desk import OVER, CallOver
 from relay.work.desks import Database, LeftToTheRelay
 from relay.work.dispatch import Dispatch, Ended, Work
@@ -25,6 +23,8 @@ from relay.work.further import FurtherDatabase
 from relay.work.hands import UnderWay
 from relay.work.running import Call, Runner, check_returned, leave_fork
 from relay.work.subscriber import Handler
+from relay.world import schedule
+from relay.world.crash import crash_point
 
 LAST_S: Final = 5.0
 """So long may last what a handler has for the end of its loop."""

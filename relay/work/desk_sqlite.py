@@ -9,9 +9,9 @@ from typing import Any, Final
 from relay.queue.attempts import ForgettableOutcomes
 from relay.resources.attempts import SqliteAttempts
 from relay.resources.prepared import CLOSED
-from relay.run import schedule
 from relay.work.away import is_held_by_another, is_sqlites
 from relay.work.desk import TAKEN, Bind, DatabaseAway, EffectsInDoubt, TransactionTaken
+from relay.world import schedule
 
 
 class SqliteDesk:

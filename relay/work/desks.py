@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, NoReturn
 
 from relay.message.errors import ConfigError, InDoubt, Stopped
-from relay.run import schedule
 from relay.work.desk import DatabaseAway, Desk, TransactionTaken, check_call
 from relay.work.given import Given
+from relay.world import schedule
 
 NOT_TO_END: Final = (
     "the handler may not end the transaction: leave COMMIT and ROLLBACK to the relay, which commits once the handler has returned, "

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from relay.queue.message import Ticket
-from relay.run import schedule
+from relay.world import schedule
 
 BATCH: Final = 500
 FORGET_S: Final = 5.0

@@ -18,12 +18,12 @@ from relay.message.errors import ConfigError, RelayError, Retriable, Stopped, Un
 from relay.resources import begun
 from relay.resources.postgresql import reaching
 from relay.resources.prepared import EffectTransaction
-from relay.run import clock, schedule
 from relay.work.away import is_postgresqls, notes_time_is_over, time_is_over
 from relay.work.desk import TIME_OVER, TimeOver, check_call
 from relay.work.desk_postgresql import refuse_if_ended
 from relay.work.desks import LeftToTheRelay
 from relay.work.given import Given
+from relay.world import clock, schedule
 
 Connect = Callable[[], psycopg.Connection[Any]]
 SAID_S: Final = 30.0

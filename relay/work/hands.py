@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from relay.queue.message import Ticket
-from relay.run import clock, schedule
 from relay.work.dispatch import Dispatch, Ended, Outcome, Work
+from relay.world import clock, schedule
 
 Run = Callable[[Work], Sequence[Ended]]
 """Runs one `Work` to its end; it reports failures as outcomes and never raises for what a handler did."""

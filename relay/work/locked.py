@@ -7,7 +7,7 @@ from functools import wraps
 from typing import Any, cast
 
 from relay.queue.port import QueueStore, StoreAway
-from relay.run import schedule
+from relay.world import schedule
 
 
 class _Locked:

@@ -14,8 +14,8 @@ from relay.message.errors import HeadersRefused
 from relay.message.identity import digest
 from relay.message.json_text import as_json
 from relay.queue.message import NewMessage, Taken
-from relay.run import schedule
 from relay.work.desk import check_call
+from relay.world import schedule
 
 _ENDING: Final = schedule.lock()
 """Held for a moment while a child is added, or a call ends. One for all: a message may be pickled, which a lock cannot."""

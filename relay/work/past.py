@@ -11,10 +11,11 @@ import structlog
 
 from relay.config.model import RelayConfig
 from relay.message.errors import RelayError
-from relay.run import clock, schedule, status_record
+from relay.run import status_record
 from relay.run.following import control_topic
 from relay.run.restarts import Past
 from relay.run.status_record import StatusRecord
+from relay.world import clock, schedule
 
 log: Final = structlog.get_logger("relay.work")
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from relay.queue.attempts import AttemptName
 from relay.queue.message import Parent, Taken
 from relay.queue.port import QueueStore
-from relay.run import schedule
 from relay.work.message import Message
+from relay.world import schedule
 
 
 @dataclass(frozen=True, slots=True)

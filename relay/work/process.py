@@ -20,7 +20,7 @@ from relay.config.loading import load
 from relay.config.model import RelayConfig
 from relay.message.errors import RelayError, Stopped, Unreachable
 from relay.queue.port import Retired, StoreAway
-from relay.run import clock, lifeline, logging, schedule
+from relay.run import lifeline, logging
 from relay.run.handed import taken
 from relay.run.process import at_limit
 from relay.run.restarts import ExitCode, Past
@@ -29,6 +29,7 @@ from relay.work.assembly import Assembled, Job
 from relay.work.loading import load_handler
 from relay.work.states import Report
 from relay.work.worker import Limits
+from relay.world import clock, schedule
 
 ORPHANED: Final = 129
 SWITCH_INTERVAL_S: Final = 0.0005

@@ -24,9 +24,6 @@ from relay.message.unfinished import is_unfinished
 from relay.queue.attempts import AttemptAborted, commit_here
 from relay.queue.message import Taken
 from relay.queue.port import Retired
-from relay.run import clock
-from relay.run.crash import crash_point
-from relay.run.seldom import Seldom
 from relay.work.away import Waits, is_at_limit, spoken_for
 from relay.work.cause import cause_of, storable
 from relay.work.children import HiddenChildren, left_to_recovery, named, parted
@@ -39,6 +36,9 @@ from relay.work.hands import all_ended
 from relay.work.message import Message
 from relay.work.place import Place
 from relay.work.subscriber import Handler, Later, Unusable
+from relay.world import clock
+from relay.world.crash import crash_point
+from relay.world.seldom import Seldom
 
 FIND_OUT_S: Final = 30.0
 """So long a handler's database is asked what became of a COMMIT; after it the process ends, and the next one asks."""

@@ -9,9 +9,9 @@ from relay.message.errors import InDoubt
 from relay.queue.message import Taken, Ticket
 from relay.queue.port import QueueStore, ValuesAway
 from relay.queue.states import SubscriberState
-from relay.run import clock, randomness, schedule
 from relay.work.backoff import Backoff
 from relay.work.dispatch import Dispatch, Writes
+from relay.world import clock, randomness, schedule
 
 
 @dataclass(slots=True)

@@ -9,8 +9,8 @@ from typing import Final
 from relay.message.errors import Unreachable
 from relay.queue.attempts import Outcomes
 from relay.queue.port import QueueStore
-from relay.run import schedule
 from relay.work.locked import locked
+from relay.world import schedule
 
 BESIDE_S: Final = 2.0
 """So long whoever holds one queue's lock waits for another's: who has that may be waiting for the first, and goes before."""

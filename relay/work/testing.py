@@ -22,13 +22,13 @@ from psycopg.pq import TransactionStatus
 from relay.message.envelope import GivenHeaders, given_headers
 from relay.message.queue_headers import PRIORITY_DEFAULT
 from relay.queue.message import Taken, Ticket
-from relay.run import schedule
 from relay.work.coroutines import Apart, AwaitedDatabase
 from relay.work.desk import Desk
 from relay.work.desk_postgresql import PostgresqlDesk
 from relay.work.desk_sqlite import SqliteDesk
 from relay.work.desks import Database, Desks
 from relay.work.message import Message, payload_of
+from relay.world import schedule
 
 Connection = sqlite3.Connection | psycopg.Connection[Any]
 

@@ -17,11 +17,11 @@ from relay.queue.message import Ticket
 from relay.queue.port import Holder, QueueStore
 from relay.queue.recovery import SILENT, Recovery
 from relay.queue.withholding import reveal_kept
-from relay.run import clock, randomness
-from relay.run.seldom import Repeats
 from relay.work.backoff import Backoff
 from relay.work.leases import BEATS_PER_LEASE, Leases
 from relay.work.mark import dead_mark
+from relay.world import clock, randomness
+from relay.world.seldom import Repeats
 
 LOOK_S: Final = 1.0
 DUE_MAX: Final = 1000

@@ -27,9 +27,9 @@ from relay import __version__
 from relay.kafka.settings import is_loopback
 from relay.message.envelope import CONTENT_TYPE, is_utf8
 from relay.message.errors import ConfigError, RelayError
-from relay.run import clock
 from relay.work.message import Message
 from relay.work.subscriber import Handler, Later, Unusable, subscriber
+from relay.world import clock
 
 if TYPE_CHECKING:
     import httpx2

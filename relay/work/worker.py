@@ -16,9 +16,6 @@ from relay.message.errors import InDoubt, RelayError, Retriable
 from relay.queue.message import Taken, Ticket
 from relay.queue.port import QueueStore, Retired, StoreAway
 from relay.queue.states import TAKEN, SubscriberState
-from relay.run import clock, schedule
-from relay.run.crash import crash_point
-from relay.run.seldom import AT_THE_END
 from relay.work.backoff import Backoff
 from relay.work.coroutines import AwaitedRunner, Coroutines
 from relay.work.dispatch import Dispatch, Ended, Work
@@ -27,6 +24,9 @@ from relay.work.mark import Mark
 from relay.work.states import Report, States
 from relay.work.upkeep import Upkeep
 from relay.work.window import Window
+from relay.world import clock, schedule
+from relay.world.crash import crash_point
+from relay.world.seldom import AT_THE_END
 
 CYCLE_S: Final = 0.02
 """While messages run, states are written this often: so long a message that ended may wait for its DONE."""

@@ -10,7 +10,7 @@ import psycopg
 
 from relay.bench.queue import BATCH, Cycle
 from relay.queue.port import QueueStore
-from relay.run import clock
+from relay.world import clock
 
 _MESSAGES: Final = """insert into relay_queue_message (handle, queue, put_at, revealed_at, priority, publisher, id, value)
 select n, :queue, n, n, 0, '/bench', 'old-' || n, null from numbers"""

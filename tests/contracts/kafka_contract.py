@@ -18,7 +18,7 @@ from relay.kafka.group import GroupConsumer
 from relay.kafka.transactions import TransactionalInstance
 from relay.message.errors import Unreachable
 from relay.message.record import LogPartition
-from relay.run import clock
+from relay.world import clock
 from tests.contracts.kafka_systems import KafkaSystem, until
 
 PREFIX = b"CGMDv2:"

@@ -11,8 +11,8 @@ from confluent_kafka import KafkaError
 
 from relay.message.errors import Fenced, Unreachable
 from relay.message.record import LogPartition
-from relay.run import clock
 from relay.run.unread import LOOK_PERIOD_S, Unread
+from relay.world import clock
 from tests.contracts.kafka_contract import PREFIX, KafkaContract, failing, member_of
 from tests.contracts.kafka_systems import TIMING, KafkaSystem, until
 

@@ -7,7 +7,7 @@ import pytest
 from relay.kafka.appender import Receipt, Record
 from relay.message.errors import Stuck, Unreachable
 from relay.message.record import LogPartition
-from relay.run import clock
+from relay.world import clock
 from tests.contracts.kafka_contract import KafkaContract
 from tests.contracts.kafka_systems import until
 

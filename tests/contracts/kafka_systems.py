@@ -23,7 +23,7 @@ from relay.kafka.group import GroupConsumer
 from relay.kafka.reading import BATCH_RECORDS, PartitionReader
 from relay.kafka.transactions import TransactionalInstance
 from relay.message.record import LogPartition
-from relay.run import clock
+from relay.world import clock
 from tests.cluster_changes import make_topics
 from tests.routes import leave_group
 from tests.simulation.network import FINE, Fate, Weather

@@ -21,7 +21,7 @@ from relay.resources.port import (
     RowLocked,
     Session,
 )
-from relay.run import randomness
+from relay.world import randomness
 
 LOCK_TIMEOUT_S = 0.2
 PLACED = b'[["orders",1,7,2]]'

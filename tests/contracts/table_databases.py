@@ -10,9 +10,9 @@ from typing import Any
 import orjson
 import psycopg
 
-from relay.delivery.table import TablePlan
-from relay.delivery.table_postgresql import PostgresqlCursor
-from relay.delivery.table_sqlite import SqliteCursor
+from relay.delivery.table.postgresql.cursor import PostgresqlCursor
+from relay.delivery.table.sqlite.cursor import SqliteCursor
+from relay.delivery.table.verdicts import TablePlan
 from relay.message import identity
 from relay.message.record import LogMessage, LogPartition
 from relay.resources.schema import statements

@@ -9,7 +9,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from relay.delivery.table import TablePlan
+from relay.delivery.table.verdicts import TablePlan
 from relay.message.errors import Fenced, MessageRejected, Retriable, Stopped
 from relay.transfer.cursor import DEAD, DELIVERED, DUPLICATE, RangeRow, TableCursor
 from relay.transfer.timers import ResendTimes
@@ -200,7 +200,7 @@ class TableCursorContract:
     def test_a_long_trim_goes_on_with_the_deliveries(
         self, store: Store, cursor: TableCursor, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("relay.delivery.trims.TRIM_ROWS", 2)
+        monkeypatch.setattr("relay.delivery.table.trims.TRIM_ROWS", 2)
         cursor.deliver({P0: 5}, cursor.prepare([*map(message, range(5))]))
         assert cursor.trim(P0, 5) is True
         assert store.all("select count(*) from relay_inbox") == [(3,)]

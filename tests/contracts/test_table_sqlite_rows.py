@@ -10,8 +10,8 @@ from typing import Any
 import orjson
 import pytest
 
-from relay.delivery.row_search import RowFault
-from relay.delivery.sqlite_effects import judge
+from relay.delivery.table.row_search import RowFault
+from relay.delivery.table.sqlite.effects import judge
 from relay.message.errors import Retriable, Stopped
 from relay.message.record import LogMessage
 from relay.transfer.cursor import DEAD, DELIVERED

@@ -19,7 +19,6 @@ from relay.queue.states import SubscriberState
 from relay.queue.stores import bind_store, open_store
 from relay.queue.stores.sql_schema import create
 from relay.resources.prepared import PreparedEffects
-from relay.run import schedule
 from relay.work.desk import Desk, EffectsInDoubt
 from relay.work.desk_postgresql import PostgresqlDesk
 from relay.work.desk_sqlite import SqliteDesk
@@ -30,6 +29,7 @@ from relay.work.message import Message
 from relay.work.place import Place
 from relay.work.running import Runner
 from relay.work.subscriber import Handler
+from relay.world import schedule
 
 HOLDER = b"a worker--------"
 SETTINGS = QueueSettings("q", Audience((Group("s", ("s",)),)))

@@ -9,8 +9,8 @@ import os
 from pathlib import Path
 
 from relay.chaos.skewed import skew
-from relay.run import clock
 from relay.run.process import main
+from relay.world import clock
 
 if __name__ == "__main__":
     skew(Path(os.environ["CLOCK"]))

@@ -6,8 +6,8 @@ import time
 
 import psycopg
 
-from relay.delivery.table import Limits
-from relay.delivery.table_postgresql import PostgresqlCursor
+from relay.delivery.table.postgresql.cursor import PostgresqlCursor
+from relay.delivery.table.verdicts import Limits
 from relay.resources.schema import statements
 from tests.contracts.table_databases import (
     LEDGER,

@@ -23,8 +23,8 @@ from relay.kafka.topics import Topics
 from relay.message.errors import ConfigError, RelayError, Unreachable
 from relay.message.record import LogPartition
 from relay.resources import open_resource
-from relay.run import clock
 from relay.run.following import control_records, control_topic
+from relay.world import clock
 from tests.integration.secured_site import (
     DESCRIBE,
     DESCRIBE_CONFIGS,

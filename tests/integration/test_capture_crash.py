@@ -14,7 +14,7 @@ from relay import Capture
 from relay.capture.resolver import Resolver, State
 from relay.resources import open_resource
 from relay.resources.port import Resource
-from relay.run.crash import EXIT_STATUS, VARIABLE
+from relay.world.crash import EXIT_STATUS, VARIABLE
 
 PUBLISHER = """
 import sys, time

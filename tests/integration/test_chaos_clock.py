@@ -13,9 +13,9 @@ from relay.audit.verify import RouteReport, verify
 from relay.chaos.skewed import jump
 from relay.config.loading import load
 from relay.control.status_reading import StatusReader
-from relay.run import clock
-from relay.run.crash import EXIT_STATUS, VARIABLE
 from relay.setup.migrate import migrate
+from relay.world import clock
+from relay.world.crash import EXIT_STATUS, VARIABLE
 from tests.conftest import MakeRoute
 from tests.routes import TopicRoute, ce, ids, publish, wait_for
 

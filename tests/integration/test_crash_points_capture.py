@@ -18,7 +18,7 @@ import pytest
 
 from relay.config.loading import load
 from relay.resources import open_resource
-from relay.run.crash import EXIT_STATUS, VARIABLE
+from relay.world.crash import EXIT_STATUS, VARIABLE
 from tests.capture_log import DECIDING_COMMIT, DatabaseProxy
 from tests.integration.crash_site import PARTITIONS, assert_audited, in_order
 from tests.routes import TopicRoute, wait_for

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.run.crash import EXIT_STATUS
+from relay.world.crash import EXIT_STATUS
 from tests.contracts.queue_killed import Confirmed, audit, give_back, run
 from tests.contracts.queue_media import medium_of
 from tests.contracts.queue_worker import settings_of

@@ -12,7 +12,7 @@ import pytest
 
 from relay.queue.message import NewMessage
 from relay.queue.states import PublisherState, SubscriberState
-from relay.run.crash import EXIT_STATUS, VARIABLE
+from relay.world.crash import EXIT_STATUS, VARIABLE
 from tests.integration.queue_site import NOW, open_queues
 
 SALES = 4

@@ -10,8 +10,8 @@ import psycopg
 import pytest
 
 from relay.config.loading import load
-from relay.delivery.table import TablePlan
-from relay.delivery.table_postgresql import PostgresqlCursor
+from relay.delivery.table.postgresql.cursor import PostgresqlCursor
+from relay.delivery.table.verdicts import TablePlan
 from relay.message.errors import ConfigError
 from relay.queue.message import Audience, Group
 from relay.queue.settings import QueueSettings

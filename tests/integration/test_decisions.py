@@ -23,7 +23,7 @@ from relay.kafka.transactions import TransactionalInstance
 from relay.message.envelope import CAPTURE, ID, RESOURCE, SOURCE, SPECVERSION, TYPE
 from relay.message.errors import CheckFailed, ConfigError, Stopped
 from relay.message.record import LogPartition
-from relay.run import crash, randomness
+from relay.world import crash, randomness
 from tests.cluster_changes import make_topics
 from tests.conftest import MakeRoute, MakeTopic
 from tests.routes import IN_ORDER, TopicRoute, ce, ids, publish, read_all, wait_for

@@ -13,7 +13,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from relay.config.loading import load
 from relay.local.kafka import KafkaCluster
 from relay.message.errors import ConfigError
-from relay.run.crash import EXIT_STATUS, VARIABLE
+from relay.world.crash import EXIT_STATUS, VARIABLE
 from tests.cluster_changes import make_topics
 from tests.routes import Route, ids, publish, read_all, wait_for
 

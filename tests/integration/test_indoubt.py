@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from relay.cli.main import app
 from relay.config.loading import load
-from relay.delivery.position_note import read_note
+from relay.delivery.topic.position_note import read_note
 from relay.monitor.entries import Begin, InputRange, OutputStart, Page, decode, encode
 from relay.run.restarts import ExitCode
 from tests.cluster_changes import make_topics, set_topic

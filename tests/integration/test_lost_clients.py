@@ -28,7 +28,7 @@ from relay.kafka.inquiries import InquiryReader
 from relay.kafka.unawaited import UnawaitedAppender
 from relay.message.errors import Unreachable
 from relay.message.record import LogPartition
-from relay.run import clock
+from relay.world import clock
 from tests.cluster_changes import make_topics
 from tests.own_services import ProxiedBroker, own_proxied_broker
 from tests.routes import read_all, wait_for

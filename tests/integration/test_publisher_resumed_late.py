@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.delivery.queue_effects import HeldPublishers
+from relay.delivery.queue.effects import HeldPublishers
 from relay.message.record import LogPartition
 from relay.queue.message import NewMessage
 from relay.queue.states import PublisherState

@@ -17,10 +17,10 @@ from relay.control import queue_purging
 from relay.control.pacing import Pace
 from relay.queue.message import NewMessage, Parent
 from relay.queue.port import Holder, QueueStore, StoreAway
-from relay.run import clock
 from relay.run.following import follow
 from relay.run.queues import open_queue
 from relay.setup.migrate import migrate
+from relay.world import clock
 
 CONFIG = """
 [relay]

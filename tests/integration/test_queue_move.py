@@ -14,10 +14,10 @@ import pytest
 from relay.config.loading import load
 from relay.queue.port import Filter, Holder, QueueStore, Retired
 from relay.queue.states import PublisherState
-from relay.run import clock
 from relay.run.following import follow
 from relay.run.queues import open_queue
 from relay.run.restarts import ExitCode
+from relay.world import clock
 from tests.routes import Route, ce, publish, wait_for
 
 DEADLINE_S = 150.0

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from relay.cli.main import app
 from relay.queue.port import Filter
-from relay.run import clock
 from relay.run.queue_upkeep import archive_folder
+from relay.world import clock
 from tests.archived_journal import archived
 from tests.integration.work_site import Site
 from tests.routes import wait_for

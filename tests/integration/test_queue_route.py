@@ -27,10 +27,10 @@ from relay.queue.desired import Kind, Subject, Wanted, Wish
 from relay.queue.message import MessageView, NewMessage, Parent
 from relay.queue.port import Filter, Holder
 from relay.queue.states import PublisherState
-from relay.run import clock
 from relay.run.following import follow
 from relay.run.queues import open_queue
 from relay.setup.queue_tables import create_tables
+from relay.world import clock
 from tests.routes import Route, ce, delete_below, publish, read_all, wait_for
 
 PARTITIONS = 2

@@ -7,7 +7,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from relay.delivery.queue_effects import HeldPublishers
+from relay.delivery.queue.effects import HeldPublishers
 from relay.message.record import LogPartition
 from relay.transfer.cursor import DELIVERED
 from tests.contracts.table_databases import message, outcomes

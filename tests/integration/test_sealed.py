@@ -17,7 +17,7 @@ from confluent_kafka import KafkaException
 
 from relay.chaos.frame_proxy import Caught, end_txn
 from relay.config.timing import Timing
-from relay.delivery.sealed import SealedProducer, SealedWork
+from relay.delivery.topic.sealed import SealedProducer, SealedWork
 from relay.kafka import settings
 from relay.kafka.group import GroupConsumer
 from relay.kafka.transactions import TransactionalInstance

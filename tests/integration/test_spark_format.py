@@ -20,10 +20,10 @@ import pytest
 
 from relay.capture.decisions import batch_unit
 from relay.local.spark import Submission, connector_jars, submission
-from relay.run import crash
 from relay.spark.deciding import abort_unit, commit_unit
 from relay.spark.options import WriteOptions
 from relay.spark.writing import Appended, append_rows, attempts_of
+from relay.world import crash
 from tests.conftest import MakeRoute, MakeTopic
 from tests.integration.crash_site import assert_audited
 from tests.integration.warm_spark import brief

@@ -21,9 +21,9 @@ from relay.control.status import RouteView, State
 from relay.control.status_reading import StatusReader
 from relay.kafka.topics import Topics
 from relay.resources import open_resource
-from relay.run import clock
 from relay.run.status_record import PartitionStatus, StatusRecord, encode, key
 from relay.setup.migrate import CONTROL_SETTINGS
+from relay.world import clock
 from tests.cluster_changes import make_topics
 from tests.routes import stand_at, wait_for
 

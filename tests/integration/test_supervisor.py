@@ -23,8 +23,8 @@ from typer.testing import CliRunner
 
 from relay.cli.main import app
 from relay.cli.run import worker_command
-from relay.run import clock
 from relay.run.restarts import Past
+from relay.world import clock
 
 DEADLINE_S = 20.0
 ROOT = Path(__file__).parents[2]

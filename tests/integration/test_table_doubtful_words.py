@@ -5,7 +5,7 @@ from __future__ import annotations
 import orjson
 import pytest
 
-from relay.delivery.postgresql_effects import Copy
+from relay.delivery.table.postgresql.effects import Copy
 from relay.message.errors import Fenced, Stopped
 from relay.transfer.cursor import DEAD, DELIVERED
 from tests.contracts.table_databases import P0, TOPIC_ID, message, outcomes

@@ -16,9 +16,9 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from relay.delivery import postgresql_effects
-from relay.delivery.table import Limits, TablePlan
-from relay.delivery.table_postgresql import PostgresqlCursor
+from relay.delivery.table.postgresql import effects as postgresql_effects
+from relay.delivery.table.postgresql.cursor import PostgresqlCursor
+from relay.delivery.table.verdicts import Limits, TablePlan
 from relay.message.errors import Fenced, InDoubt, Retriable, Stopped, Unreachable
 from relay.transfer.cursor import DEAD, DELIVERED, DUPLICATE, RangeRow
 from relay.transfer.timers import ResendTimes
@@ -389,7 +389,7 @@ def test_two_routes_owners_race_and_one_digest_has_one_effect(database: Database
 CRASHES = ["begun", "position", "inbox", "effect", "committing", "committed"]
 WORKER = """
 import sys
-from relay.delivery.table_postgresql import PostgresqlCursor
+from relay.delivery.table.postgresql.cursor import PostgresqlCursor
 from tests.contracts.table_databases import P0, TOPIC_ID, message, plan
 cursor = PostgresqlCursor(sys.argv[1], plan())
 claim = cursor.claim({P0: TOPIC_ID})[P0]

@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
-from relay.delivery.table import Limits
+from relay.delivery.table.verdicts import Limits
 from relay.message.record import LogMessage
 from relay.transfer.cursor import DEAD, DELIVERED
 from tests.contracts.table_databases import P0, TOPIC_ID, message, outcomes

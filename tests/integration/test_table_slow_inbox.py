@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from relay.delivery.table import Limits
-from relay.delivery.table_postgresql import PostgresqlCursor
+from relay.delivery.table.postgresql.cursor import PostgresqlCursor
+from relay.delivery.table.verdicts import Limits
 from relay.message.errors import Retriable
 from relay.transfer.cursor import DELIVERED, DUPLICATE
 from tests.contracts.table_databases import P0, TOPIC_ID, message, outcomes

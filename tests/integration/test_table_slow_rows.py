@@ -9,8 +9,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from relay.delivery.table import Limits
-from relay.delivery.table_postgresql import PostgresqlCursor
+from relay.delivery.table.postgresql.cursor import PostgresqlCursor
+from relay.delivery.table.verdicts import Limits
 from relay.message.errors import Fenced, InDoubt, Retriable, Stopped
 from relay.resources import patience
 from relay.transfer.cursor import DEAD, DELIVERED, Verdict

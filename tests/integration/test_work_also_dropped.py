@@ -18,11 +18,11 @@ from relay.queue.port import Holder
 from relay.queue.settings import QueueSettings
 from relay.queue.stores import open_store
 from relay.resources.prepared import EffectTransaction, PreparedEffects
-from relay.run import schedule
-from relay.run.crash import EXIT_STATUS
 from relay.work.backoff import Backoff
 from relay.work.stores import Deciding, Stores
 from relay.work.upkeep import PREPARED_S, UNNAMED_S, Upkeep
+from relay.world import schedule
+from relay.world.crash import EXIT_STATUS
 from tests.integration.work_site import APP, lent_site
 
 BOTH = """

@@ -16,7 +16,6 @@ from relay.queue.recovery import Recovery
 from relay.queue.settings import QueueSettings
 from relay.queue.stores import bind_store, open_store
 from relay.resources.prepared import EffectTransaction, PreparedEffects
-from relay.run import schedule
 from relay.work.desk_sqlite import SqliteDesk
 from relay.work.desks import Database, Desks
 from relay.work.dispatch import Dispatch, Ended, Outcome, Work
@@ -25,6 +24,7 @@ from relay.work.message import Message
 from relay.work.place import Place
 from relay.work.running import Runner
 from relay.work.subscriber import Handler
+from relay.world import schedule
 
 HOLDER = b"a worker--------"
 AUDIENCE = Audience((Group("s", ("s",)),))

@@ -13,7 +13,6 @@ from structlog.testing import capture_logs
 from relay.message.errors import ConfigError, Unreachable
 from relay.queue.recovery import Recovery
 from relay.queue.states import SubscriberState
-from relay.run import schedule
 from relay.work.desk_sqlite import SqliteDesk
 from relay.work.desks import Database, Desks
 from relay.work.dispatch import Outcome, Work
@@ -22,6 +21,7 @@ from relay.work.message import Message
 from relay.work.place import Place
 from relay.work.running import Runner
 from relay.work.subscriber import Handler, subscriber
+from relay.world import schedule
 from tests.integration.handler_site import Books
 
 

@@ -9,13 +9,13 @@ import psycopg
 import pytest
 
 from relay.queue.states import SubscriberState
-from relay.run import clock, schedule
 from relay.work.desk import CallOver
 from relay.work.desks import Database
 from relay.work.dispatch import Outcome
 from relay.work.further import FurtherDatabase
 from relay.work.message import Message
 from relay.work.testing import database
+from relay.world import clock, schedule
 from tests.integration.handler_site import EFFECT, Books, Table
 from tests.routes import wait_for
 

@@ -10,13 +10,13 @@ from relay.queue.message import Audience, Group, NewMessage
 from relay.queue.port import Holder
 from relay.queue.settings import QueueSettings
 from relay.queue.stores import open_store
-from relay.run import clock, schedule
 from relay.work.backoff import Backoff
 from relay.work.dispatch import Outcome
 from relay.work.hands import all_ended
 from relay.work.mark import Mark
 from relay.work.upkeep import Upkeep
 from relay.work.worker import Limits, Worker
+from relay.world import clock, schedule
 
 HOLDER = Holder(b"a worker--------", "s", 0, None)
 

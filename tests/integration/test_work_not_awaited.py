@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from relay.queue.states import SubscriberState
-from relay.run import schedule
 from relay.work.coroutines import AwaitedDatabase, AwaitedRunner
 from relay.work.dispatch import Ended, Outcome, Work
 from relay.work.message import Message
 from relay.work.running import Place, Runner
 from relay.work.subscriber import subscriber
+from relay.world import schedule
 from tests.integration.handler_site import Table
 
 WRITE = "insert into effect (number) values (?)"

@@ -21,7 +21,6 @@ from relay.queue.states import PublisherState, SubscriberState
 from relay.queue.stores import bind_store, open_store
 from relay.queue.stores.sql_schema import create
 from relay.resources import open_resource
-from relay.run import schedule
 from relay.work.desk import CallOver
 from relay.work.desk_postgresql import PostgresqlDesk
 from relay.work.desk_sqlite import SqliteDesk
@@ -31,6 +30,7 @@ from relay.work.message import Message
 from relay.work.place import Place
 from relay.work.running import Runner
 from relay.work.subscriber import Handler, Unusable
+from relay.world import schedule
 from tests.capture_log import PANIC, DatabaseProxy
 from tests.integration.handler_site import EFFECT, HOLDER, SETTINGS, OnceCancelled, Table, table
 

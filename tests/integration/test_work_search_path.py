@@ -13,7 +13,6 @@ from relay.queue.port import QueueStore
 from relay.queue.states import PublisherState
 from relay.queue.stores import bind_store, open_store
 from relay.resources import open_resource
-from relay.run import schedule
 from relay.work.desk_postgresql import PostgresqlDesk
 from relay.work.desks import Database, Desks
 from relay.work.dispatch import Ended, Outcome, Work
@@ -21,6 +20,7 @@ from relay.work.message import Message
 from relay.work.place import Place
 from relay.work.running import Runner
 from relay.work.subscriber import Handler
+from relay.world import schedule
 from tests.integration.handler_site import SETTINGS, Table
 
 AUDIT = replace(SETTINGS, name="audit")

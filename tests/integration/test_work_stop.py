@@ -9,11 +9,11 @@ from relay.queue.message import Audience, Group
 from relay.queue.port import Holder
 from relay.queue.settings import QueueSettings
 from relay.queue.stores import open_store
-from relay.run import clock, schedule
 from relay.work.backoff import Backoff
 from relay.work.mark import Mark
 from relay.work.upkeep import Upkeep
 from relay.work.worker import Limits, Worker
+from relay.world import clock, schedule
 
 HOLDER = Holder(b"a worker--------", "s", 0, None)
 

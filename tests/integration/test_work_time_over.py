@@ -17,7 +17,6 @@ from relay.queue.port import Filter, StoreAway
 from relay.queue.states import SubscriberState
 from relay.queue.stores import open_store
 from relay.resources import open_resource
-from relay.run import schedule
 from relay.work.desk_postgresql import PostgresqlDesk
 from relay.work.desks import Database, Desks
 from relay.work.dispatch import Ended, Outcome, Work
@@ -26,6 +25,7 @@ from relay.work.message import Message
 from relay.work.place import Place
 from relay.work.running import Runner
 from relay.work.subscriber import Handler
+from relay.world import schedule
 from tests.integration.handler_site import EFFECT, SETTINGS, Books, Table
 from tests.integration.work_site import Site, site_on
 

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from relay.queue.states import SubscriberState
-from relay.run import schedule
 from relay.work.coroutines import AwaitedDatabase, AwaitedRunner
 from relay.work.desks import Database
 from relay.work.dispatch import Ended, Outcome, Work
@@ -17,6 +16,7 @@ from relay.work.message import Message
 from relay.work.place import Place
 from relay.work.running import Runner
 from relay.work.subscriber import subscriber
+from relay.world import schedule
 from tests.integration.handler_site import Table, table
 
 __all__ = ["table"]

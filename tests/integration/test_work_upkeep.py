@@ -16,11 +16,11 @@ from relay.queue.port import Holder, QueueStore, StoreAway
 from relay.queue.settings import QueueSettings
 from relay.queue.states import PublisherState
 from relay.queue.stores import open_store
-from relay.run import clock, schedule
 from relay.work.backoff import Backoff
 from relay.work.mark import Mark
 from relay.work.stores import Deciding, Stores
 from relay.work.upkeep import DUE_MAX, Upkeep
+from relay.world import clock, schedule
 
 DEAD = Holder(b"a dead worker---", "approval", 0, "resource:shop")
 LIVING = Holder(b"a living worker-", "clerk", 0, None)

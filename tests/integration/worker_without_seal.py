@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 
-from relay.delivery import topic_recovery
-from relay.delivery.sealed import SealedProducer
+from relay.delivery.topic import recovery as topic_recovery
+from relay.delivery.topic.sealed import SealedProducer
 from relay.monitor.entries import Entry, Page, Proof
 from relay.monitor.evidence import Evidence
 from relay.run.process import main

@@ -8,7 +8,7 @@ import orjson
 
 from relay.capture.outcomes import decode_marker
 from relay.delivery.deadletter import PREFIX
-from relay.delivery.table import LOST_PAYLOAD
+from relay.delivery.table.verdicts import LOST_PAYLOAD
 from relay.message import envelope
 from relay.message.identity import capture_id, cloudevents
 from relay.message.record import LogPartition

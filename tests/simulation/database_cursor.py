@@ -1,6 +1,6 @@
 """The table cursor's port on a simulated database: guard, inbox and effect in one transaction, as PostgreSQL does it.
 
-The rules without a database are production's (`relay.delivery.table`, `relay.delivery.mapping`).
+The rules without a database are production's (`relay.delivery.table.verdicts`, `relay.delivery.table.mapping`).
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from typing import Any, Final
 
 import orjson
 
-from relay.delivery.mapping import BatchMapping, TableMapping
-from relay.delivery.row_search import RowFault, search
-from relay.delivery.table import (
+from relay.delivery.table.mapping import BatchMapping, TableMapping
+from relay.delivery.table.row_search import RowFault, search
+from relay.delivery.table.trims import Trims
+from relay.delivery.table.verdicts import (
     INBOX_ROWS,
     Acknowledged,
     Arrivals,
@@ -28,12 +29,11 @@ from relay.delivery.table import (
     stop_if_asked,
     verdicts,
 )
-from relay.delivery.trims import Trims
 from relay.message.errors import Fenced, InDoubt, MessageRejected, Retriable, Stopped
 from relay.message.record import LogMessage, LogPartition
-from relay.run import randomness
-from relay.run.crash import crash_point
 from relay.transfer.cursor import Claim, InboxRow, RangeRow, Verdict
+from relay.world import randomness
+from relay.world.crash import crash_point
 from tests.simulation.database_connection import Connection
 from tests.simulation.databases import Backend, ConnectionLost, Database, Key, Row, StatementRefused
 from tests.simulation.scratch_sql import run_sql

@@ -8,9 +8,9 @@ from typing import Any
 import relay.queue.stores.postgresql
 import relay.run.assembly
 import relay.run.queue_cursor
-from relay.delivery.mapping import BatchMapping
-from relay.delivery.queue_effects import QueueEffect
-from relay.delivery.table import Limits, TablePlan
+from relay.delivery.queue.effects import QueueEffect
+from relay.delivery.table.mapping import BatchMapping
+from relay.delivery.table.verdicts import Limits, TablePlan
 from tests.simulation.database_cursor import SimulatedCursor
 from tests.simulation.database_queue import bind_simulated
 from tests.simulation.database_queue_cursor import SimulatedQueueCursor

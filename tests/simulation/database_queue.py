@@ -26,7 +26,7 @@ from relay.queue.stores.sql_session import Arriving, Collided, Repeated
 from relay.queue.stores.sql_text import DELIVERY, MESSAGE, OPEN, insert
 from relay.queue.stores.sql_values import arrivals
 from relay.queue.stores.sqlite import SqliteSession
-from relay.run import clock
+from relay.world import clock
 from tests.simulation.database_connection import Connection
 from tests.simulation.databases import Backend, ConnectionLost, Database, Key, Row, StatementRefused, Table
 

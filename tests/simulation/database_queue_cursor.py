@@ -1,6 +1,6 @@
 """The cursor of a queue route on a simulated database: the table cursor's transaction, in which production's effect puts.
 
-The effect runs at the client's side, statement by statement, as in `relay.delivery.table_postgresql`; a batch keeps the
+The effect runs at the client's side, statement by statement, as in `relay.delivery.table.postgresql.cursor`; a batch keeps the
 one that it was prepared by, whichever connection it is written on.
 """
 
@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from relay.delivery.mapping import BatchMapping
-from relay.delivery.queue_effects import QueueEffect
-from relay.delivery.row_search import RowFault, search
-from relay.delivery.table import Arrivals, InboxAnswer, Limits, Prepared, TablePlan, effective
+from relay.delivery.queue.effects import QueueEffect
+from relay.delivery.table.mapping import BatchMapping
+from relay.delivery.table.row_search import RowFault, search
+from relay.delivery.table.verdicts import Arrivals, InboxAnswer, Limits, Prepared, TablePlan, effective
 from relay.message.errors import MessageRejected
 from relay.message.record import LogMessage
 from relay.transfer.cursor import RangeRow

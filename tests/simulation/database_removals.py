@@ -11,20 +11,20 @@ import relay.capture.async_block
 import relay.capture.block
 import relay.capture.resolver
 import relay.capture.upkeep
-import relay.delivery.sealed
-import relay.delivery.table_route
+import relay.delivery.table.route
+import relay.delivery.topic.sealed
 from relay.capture.block import CaptureBlock
-from relay.delivery.table import Acknowledged
-from relay.delivery.table_route import TableDelivery
-from relay.delivery.table_sqlite import SqliteCursor
+from relay.delivery.table.route import TableDelivery
+from relay.delivery.table.sqlite.cursor import SqliteCursor
+from relay.delivery.table.verdicts import Acknowledged
 from relay.kafka.appender import Receipt
 from relay.message.errors import CaptureError, InDoubt, RelayError, Retriable, Unreachable
 from relay.message.record import LogPartition
 from relay.monitor.index import DedupIndex
 from relay.resources.lease import Lease
 from relay.resources.port import AnswerLost, CommitRefused, DecisionRow, Decisions
-from relay.run import schedule
 from relay.transfer.sending import Sending
+from relay.world import schedule
 from tests.simulation.database_cursor import POSITIONS, SimulatedCursor
 from tests.simulation.databases import Backend, Row
 
@@ -97,7 +97,7 @@ def index_trusted_above_position() -> list[Change]:
 
 def no_sift_for_table() -> list[Change]:
     """The inbox alone tells a repeat, though its rows are trimmed."""
-    return [(relay.delivery.table_route, "sift", lambda messages, indexes, counts: list(messages))]
+    return [(relay.delivery.table.route, "sift", lambda messages, indexes, counts: list(messages))]
 
 
 def inbox_not_entered() -> list[Change]:
@@ -136,7 +136,7 @@ def reports_not_awaited() -> list[Change]:
 
 def capture_headers_left() -> list[Change]:
     """Outputs keep the headers that name a capture and its resource."""
-    return [(relay.delivery.sealed, "outgoing", list)]
+    return [(relay.delivery.topic.sealed, "outgoing", list)]
 
 
 def shared_without_turns() -> list[Change]:

@@ -1,6 +1,6 @@
 """While a world is installed, production takes time, threads, randomness and crash points from it.
 
-Production reads all of these from the modules ``relay.run.clock``, ``schedule``, ``randomness`` and ``crash``, so
+Production reads all of these from the modules ``relay.world.clock``, ``schedule``, ``randomness`` and ``crash``, so
 these are the only places that are replaced; adapters are replaced by whoever composes a process.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-from relay.run import clock, crash, randomness, schedule
+from relay.world import clock, crash, randomness, schedule
 from tests.simulation.scheduler import Process, SimEvent, SimLock, SimQueue, Task, World
 
 WALL_START_MS: Final = 1_800_000_000_000
@@ -20,7 +20,7 @@ StandIn = tuple[Any, str, Any]
 
 
 class CrashPoints:
-    """Compares like the armed name of ``relay.run.crash`` and so learns of every crash point that is passed."""
+    """Compares like the armed name of ``relay.world.crash`` and so learns of every crash point that is passed."""
 
     def __init__(self, world: World, passed: Callable[[Process, str], None]) -> None:
         self._world = world

@@ -8,7 +8,7 @@ from typing import Final
 from relay.delivery.batch import Batch
 from relay.delivery.deadletter import Letters
 from relay.delivery.evidence_reading import MonitorView
-from relay.delivery.topic import TopicDelivery
+from relay.delivery.topic.route import TopicDelivery
 from relay.kafka.group import GroupConsumer
 from relay.kafka.reading import PartitionReader
 from relay.kafka.transactions import TransactionalInstance

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from relay.delivery import topic_recovery
 from relay.delivery.evidence_reading import MonitorView
+from relay.delivery.topic import recovery as topic_recovery
 from relay.kafka.clients import _Brokers
 from relay.kafka.decisions import DecisionLog
 from relay.log.holds import PartitionHolds

@@ -20,10 +20,10 @@ from relay.monitor.resolution import (
     parse,
     uncovered,
 )
-from relay.run import clock, randomness
 from relay.run.assembly import RoutePorts
 from relay.run.book import ControlBook
 from relay.run.status_record import KEY_PREFIX, PartitionStatus, decode
+from relay.world import clock, randomness
 from tests.simulation.crew import LOG, RELAY, Crew
 from tests.simulation.scheduler import World
 from tests.simulation.site import Cluster

@@ -15,7 +15,7 @@ import orjson
 from relay.capture.publisher import Capture
 from relay.message.envelope import Headers
 from relay.message.errors import CaptureError, CaptureInDoubt, ConfigError, RelayError, Unreachable
-from relay.run import clock, schedule
+from relay.world import clock, schedule
 from tests.simulation.database_resource import SimulatedResource
 from tests.simulation.databases import Backend, ConnectionLost, Database, StatementRefused, Table
 from tests.simulation.evidence import Told

@@ -7,17 +7,17 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
-from relay.delivery.queue_effects import HeldPublishers, QueueEffect, Word
-from relay.delivery.queue_mapping import Putting
-from relay.delivery.queue_route import QueueDelivery
-from relay.delivery.table_route import Shipment
+from relay.delivery.queue.effects import HeldPublishers, QueueEffect, Word
+from relay.delivery.queue.mapping import Putting
+from relay.delivery.queue.route import QueueDelivery
+from relay.delivery.table.route import Shipment
 from relay.queue.desired import Kind
 from relay.queue.message import Taken
 from relay.queue.stores import sql_text
-from relay.run import clock
 from relay.transfer.cursor import Verdict
 from relay.work import upkeep
 from relay.work.upkeep import Upkeep
+from relay.world import clock
 
 Change = tuple[Any, str, Any]
 MEANWHILE_S: Final = 0.01

@@ -18,8 +18,8 @@ from relay.queue.modes import in_mode
 from relay.queue.settings import QueueSettings
 from relay.queue.states import PublisherState, SubscriberState
 from relay.queue.stores.sql_queue import SqlQueue
-from relay.run import clock
 from relay.run.following import DesiredFollower
+from relay.world import clock
 from tests.simulation import collecting, database_atlas, putting_audit
 from tests.simulation.broker import NewRecord, StoredRecord
 from tests.simulation.crew import RELAY, read_config

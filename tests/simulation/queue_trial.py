@@ -17,7 +17,6 @@ from relay.queue.message import Audience, Group, NewMessage
 from relay.queue.port import Holder, QueueStore
 from relay.queue.settings import QueueSettings
 from relay.queue.states import PublisherState
-from relay.run import clock, randomness, schedule
 from relay.work.backoff import Backoff
 from relay.work.desks import Desks
 from relay.work.forgetting import Forgetting
@@ -28,6 +27,7 @@ from relay.work.stores import Deciding, Stores
 from relay.work.subscriber import Unusable, subscriber
 from relay.work.upkeep import Upkeep
 from relay.work.worker import Limits, Worker
+from relay.world import clock, randomness, schedule
 from tests.simulation.installation import installed
 from tests.simulation.queue_audit import audit
 from tests.simulation.queue_site import Book, Reach, Shop, ShopDesk, Weather

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import relay.run.redriving
-from relay.delivery.sealed import SealedProducer, SealedWork
-from relay.delivery.table_route import TableDelivery
+from relay.delivery.table.route import TableDelivery
+from relay.delivery.topic.sealed import SealedProducer, SealedWork
 from relay.monitor.index import Standing
 from relay.monitor.redrive import Do, Wanted
 

@@ -11,16 +11,17 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final
 
-import relay.delivery.topic as topic_module
+import relay.delivery.topic.route as topic_module
 import relay.run.worker as worker_module
-from relay.delivery import evidence_reading, topic_recovery
-from relay.delivery.carrying import Carrying
-from relay.delivery.hanging import HangingTransactions
-from relay.delivery.sealed import SealedProducer, SealedWork
-from relay.delivery.sightings import Sightings, Watch
-from relay.delivery.topic import TopicDelivery
-from relay.delivery.topic_recovery import TopicRecovery
-from relay.delivery.unshown import Shown
+from relay.delivery import evidence_reading
+from relay.delivery.topic import recovery as topic_recovery
+from relay.delivery.topic.carrying import Carrying
+from relay.delivery.topic.hanging import HangingTransactions
+from relay.delivery.topic.recovery import TopicRecovery
+from relay.delivery.topic.route import TopicDelivery
+from relay.delivery.topic.sealed import SealedProducer, SealedWork
+from relay.delivery.topic.sightings import Sightings, Watch
+from relay.delivery.topic.unshown import Shown
 from relay.kafka.group import GroupConsumer
 from relay.kafka.transactions import TransactionalInstance
 from relay.log.holds import PartitionHolds
@@ -28,9 +29,9 @@ from relay.message.errors import TwinDetected
 from relay.monitor.entries import Entry, Page, Proof, Seal, encode
 from relay.monitor.evidence import Evidence
 from relay.monitor.rows_on_disk import DiskRows
-from relay.run import randomness
 from relay.run.twins import Twins
 from relay.run.worker import RouteWorker
+from relay.world import randomness
 from tests.simulation.broker_transactions import Transactions
 from tests.simulation.database_removals import DATABASE_REMOVALS
 from tests.simulation.installation import StandIn, replaced

@@ -11,7 +11,7 @@ from relay.message.errors import InDoubt
 from relay.queue.port import Filter, StoreAway
 from relay.queue.redriving import chosen, redrive
 from relay.queue.stores.sql_queue import SqlQueue
-from relay.run import clock
+from relay.world import clock
 from tests.simulation.database_connection import Connection
 from tests.simulation.databases import ConnectionLost, Database, StatementRefused
 from tests.simulation.scheduler import World

@@ -19,9 +19,9 @@ from relay.queue.settings import QueueSettings
 from relay.queue.states import PublisherState, SubscriberState
 from relay.queue.stores.sql_queue import SqlQueue
 from relay.queue.stores.sql_schema import Phase
-from relay.run import clock
 from relay.work.backoff import Backoff
 from relay.work.upkeep import Upkeep
+from relay.world import clock
 from tests.simulation.database_connection import Connection
 from tests.simulation.database_queue import DELIVERIES, OPENED, bind_simulated
 from tests.simulation.databases import ConnectionLost, Database, StatementRefused

@@ -10,10 +10,10 @@ from confluent_kafka import KafkaException
 
 from relay.message.envelope import OUT_DIGEST, OUT_INSTANCE, OUT_N
 from relay.message.errors import InDoubt, RelayError, Retriable
-from relay.run import clock
 from relay.transfer.cursor import Verdict
 from relay.transfer.sending import Sending
 from relay.transfer.timers import ResendTimes
+from relay.world import clock
 from tests.contracts.kafka_systems import SimulatedKafka, until
 from tests.contracts.table_databases import LEDGER, P0, message, plan
 from tests.simulation import kafka_ports

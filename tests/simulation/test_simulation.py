@@ -37,8 +37,8 @@ def test_no_seed_breaks_a_promise_with_room_for_a_single_range(monkeypatch: pyte
 def test_no_seed_breaks_a_promise_when_entries_are_carried_at_every_turn(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("relay.delivery.carrying.FIRST_LOOK_S", 0.0)
-    monkeypatch.setattr("relay.delivery.carrying.LOOKS_PER_HORIZON", 1e9)
+    monkeypatch.setattr("relay.delivery.topic.carrying.FIRST_LOOK_S", 0.0)
+    monkeypatch.setattr("relay.delivery.topic.carrying.LOOKS_PER_HORIZON", 1e9)
     for seed in range(60):
         outcome = run(seed, kind)
         assert not outcome.problems, f"seed {seed}, looks as here"

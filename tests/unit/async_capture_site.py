@@ -18,7 +18,7 @@ from relay.capture.publisher import Capture, DefaultTiming
 from relay.kafka.appender import Receipt, Record
 from relay.kafka.topics import TopicFacts
 from relay.resources import open_resource
-from relay.run import clock
+from relay.world import clock
 
 MARKER_KEY_BYTES = 16
 WAIT_S = 60.0

@@ -7,8 +7,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from relay.delivery.table import TablePlan
-from relay.delivery.table_postgresql import PostgresqlCursor
+from relay.delivery.table.postgresql.cursor import PostgresqlCursor
+from relay.delivery.table.verdicts import TablePlan
 from relay.message.errors import Fenced
 
 PLAN = TablePlan(relay="shop", route="main", resource="db", table="t", mode="insert", columns={})

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from relay.delivery.anchor_rows import AnchorRows
 from relay.delivery.batch import Batch
 from relay.delivery.numbering import publisher
-from relay.delivery.position_note import PositionNote, anchors_of, read_note
+from relay.delivery.table.anchor_rows import AnchorRows
+from relay.delivery.topic.position_note import PositionNote, anchors_of, read_note
 from relay.log.anchor import Anchor, NewEpoch, Trail, anchor_of
 from relay.message.errors import InDoubt, Stopped
 from relay.message.identity import content_digest

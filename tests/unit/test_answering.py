@@ -15,7 +15,7 @@ from relay.message.envelope import ResourceName
 from relay.message.errors import CaptureError
 from relay.message.record import LogPartition
 from relay.resources.port import DecisionRow, RowLocked
-from relay.run import clock
+from relay.world import clock
 
 SHOP = ResourceName("shop", "uuid")
 

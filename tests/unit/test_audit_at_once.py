@@ -13,7 +13,7 @@ from relay.audit.checker import Findings
 from relay.audit.ledger import Place
 from relay.audit.verify import Offence, RouteReport
 from relay.message.errors import Stopped
-from relay.run import schedule
+from relay.world import schedule
 from tests.routes import wait_for
 
 WAIT_S = 30.0

@@ -21,7 +21,7 @@ from relay.capture.async_block import AsyncCaptureBlock, AsyncSavepoint, BlockTh
 from relay.capture.block import CaptureBlock
 from relay.capture.publisher import Capture
 from relay.message.errors import CaptureError, CaptureInDoubt, ConfigError, Unreachable
-from relay.run import schedule
+from relay.world import schedule
 from tests.unit.async_capture_site import (
     INSERT,
     WAIT_S,

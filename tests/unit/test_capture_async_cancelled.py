@@ -19,7 +19,7 @@ from relay.capture.block import CaptureBlock
 from relay.capture.publisher import Capture
 from relay.message.errors import CaptureError, CaptureInDoubt, Unreachable
 from relay.resources.sqlite import SqliteSession
-from relay.run import clock, schedule
+from relay.world import clock, schedule
 from tests.unit.async_capture_site import (
     INSERT,
     WAIT_S,

@@ -9,7 +9,7 @@ import pytest
 
 from relay.capture.publisher import Capture
 from relay.message.errors import Unreachable
-from relay.run import schedule
+from relay.world import schedule
 from tests.unit.async_capture_site import INSERT, capture, log, make, orders, path
 
 __all__ = ["capture", "log", "make", "path"]

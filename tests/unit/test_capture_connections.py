@@ -11,7 +11,7 @@ import pytest
 from relay.capture.publisher import IDLE_KEPT_S, Capture
 from relay.message.envelope import ResourceName
 from relay.message.errors import Unreachable
-from relay.run import clock, schedule
+from relay.world import clock, schedule
 
 
 class Session:

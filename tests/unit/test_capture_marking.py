@@ -16,7 +16,7 @@ from relay.kafka.appender import Receipt, Record
 from relay.message.envelope import ResourceName
 from relay.message.errors import CaptureError, Unreachable
 from relay.resources.port import RowLocked
-from relay.run import clock, schedule
+from relay.world import clock, schedule
 
 CANARY = "a canary"
 

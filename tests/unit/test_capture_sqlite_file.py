@@ -24,7 +24,7 @@ from relay.resources.port import RowLocked
 from relay.resources.sqlite import SqliteResource, SqliteSession
 from relay.resources.sqlite_writers import GAP_EVERY_S, GAP_S, LOOK_S, Writers
 from relay.resources.turns import Turn
-from relay.run import schedule
+from relay.world import schedule
 
 NONCE = b"n" * 16
 LOCK_TIMEOUT_S = 0.2

@@ -15,7 +15,7 @@ from relay.capture.publisher import Capture
 from relay.message.errors import CaptureError, CaptureInDoubt
 from relay.resources import open_resource
 from relay.resources.port import AnswerLost, CommitRefused
-from relay.run import clock
+from relay.world import clock
 
 UNDONE_WHOLE = """create trigger never before insert on orders when new.id < 0
     begin select raise(rollback, 'a row that ends the transaction'); end"""

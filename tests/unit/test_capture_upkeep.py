@@ -20,7 +20,7 @@ from relay.message.errors import ConfigError, Unreachable
 from relay.message.identity import capture_id
 from relay.resources import open_resource
 from relay.resources.port import AgedRow, DecisionRow, Decisions, Resource, RowLocked, Session, UnmarkedRow
-from relay.run import clock, schedule
+from relay.world import clock, schedule
 
 CANARY = "a canary"
 NONCE = b"o" * 16

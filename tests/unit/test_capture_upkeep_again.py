@@ -14,7 +14,7 @@ from relay.capture.upkeep import REFRESH_S
 from relay.message.envelope import ResourceName
 from relay.message.errors import Unreachable
 from relay.resources.port import AgedRow, UnmarkedRow
-from relay.run import clock, schedule
+from relay.world import clock, schedule
 from tests.unit.test_capture_upkeep import Marking, database, decided, upkeep_of
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from relay.audit.evidence import Evidence as Audited
 from relay.delivery.batch import Batch
-from relay.delivery.carrying import FIRST_LOOK_S, Carrying, Held, Span, carried, spans
+from relay.delivery.topic.carrying import FIRST_LOOK_S, Carrying, Held, Span, carried, spans
 from relay.message.errors import Fenced, MessageRejected, RecordRefused, Stopped
 from relay.message.record import LogMessage, LogPartition
 from relay.monitor.entries import DEAD, DELIVERED, UNKNOWN_OFFSET, Begin, Page, Proof, SettleSeal, decode
@@ -177,7 +177,7 @@ def test_a_position_that_moves_on_leaves_nothing_to_carry() -> None:
 def test_a_transaction_holds_a_bounded_number_and_what_the_position_has_passed_meanwhile_is_left_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("relay.delivery.carrying.CARRIED_AT_ONCE", 3)
+    monkeypatch.setattr("relay.delivery.topic.carrying.CARRIED_AT_ONCE", 3)
     kafka = MemoryKafka()
     process = overtaken(kafka)
 
@@ -190,7 +190,7 @@ def test_a_transaction_holds_a_bounded_number_and_what_the_position_has_passed_m
 
 
 def test_a_takeover_forgets_what_was_still_to_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("relay.delivery.carrying.CARRIED_AT_ONCE", 3)
+    monkeypatch.setattr("relay.delivery.topic.carrying.CARRIED_AT_ONCE", 3)
     carrying, kafka = Carrying(HORIZON), MemoryKafka()
     index = overtaken(kafka).views[0]
     names: dict[str, Any] = {"worker": "w", "instance": bytes(16), "n": 1}

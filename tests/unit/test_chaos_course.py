@@ -12,7 +12,7 @@ from relay.chaos.course import Course
 from relay.chaos.faults import Deed, StageFaults
 from relay.chaos.history import FILE, History, read
 from relay.chaos.nemesis import Fault, Kind
-from relay.run import schedule
+from relay.world import schedule
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from relay.chaos.disks import IMAGES, Disk, NotPermitted, mount
-from relay.run import schedule
+from relay.world import schedule
 from tests.unit.test_checkpoint import names_in, page, store
 
 MIB = 1 << 20

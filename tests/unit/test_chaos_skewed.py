@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from relay.chaos import skewed
-from relay.run import clock
+from relay.world import clock
 
 DAY_S = 86400.0
 SLACK_S = 60.0

@@ -11,8 +11,8 @@ from relay.capture.publisher import DefaultTiming
 from relay.kafka.appender import Appender
 from relay.kafka.client_log import ClientLog, client_line
 from relay.message.errors import Unreachable
-from relay.run import clock
 from relay.run.supervisor import Supervisor
+from relay.world import clock
 
 NOBODY = {"bootstrap.servers": "127.0.0.1:1"}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from relay.message.errors import Stuck
-from relay.run import clock
+from relay.world import clock
 from tests.unit.memory_kafka import MemoryKafka, Stored, Unit
 from tests.unit.test_recovery_again import COUNT, LOG, OUT, SHOWN, Process, after_a_stray_commit, delivered
 

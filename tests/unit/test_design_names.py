@@ -15,7 +15,7 @@ DESIGN = (ROOT / "DESIGN.md").read_text()
 TESTS = sorted(set(re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", DESIGN)))
 FILES = sorted(set(re.findall(r"`((?:relay|tests|schemas|spark)/[\w/]+(?:\.\w+|/))`", DESIGN)))
 SHORT = sorted(set(re.findall(r"`((?:[a-z]\w*/)*\w+\.py)`", DESIGN)) - set(FILES))
-"""Without the folder above, such as ``delivery/sealed.py``; ``_table.py`` is the end of a name."""
+"""Without the folder above, such as ``delivery/topic/sealed.py``; ``_table.py`` is the end of a name."""
 SOURCES = [f"/{path.relative_to(ROOT).as_posix()}" for top in ("relay", "tests", "spark") for path in (ROOT / top).rglob("*.py")]
 INVARIANTS = re.findall(r"^\| (I\d+) \|", DESIGN, re.MULTILINE)
 

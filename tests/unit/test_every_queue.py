@@ -18,7 +18,7 @@ from relay.message.errors import Unreachable
 from relay.queue.desired import Desired
 from relay.queue.message import Parent
 from relay.queue.port import StoreAway
-from relay.run import clock
+from relay.world import clock
 from tests.contracts.queue_book import QueueBook
 from tests.contracts.queue_media import message
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from relay.delivery.batch import Batch
-from relay.delivery.position_note import hint_note
+from relay.delivery.topic.position_note import hint_note
 from relay.message.errors import Stopped
 from relay.run.starts import StartPolicy
 from tests.unit.memory_kafka import MemoryKafka

@@ -15,7 +15,7 @@ from relay.kafka.control import ControlTopic
 from relay.kafka.settings import TimingLike
 from relay.kafka.unawaited import UnawaitedAppender
 from relay.message.errors import CaptureError, Unreachable
-from relay.run import clock
+from relay.world import clock
 
 FATAL = KafkaError(KafkaError._FATAL, "out of order")
 

@@ -11,8 +11,8 @@ from confluent_kafka import KafkaError, KafkaException
 from relay.config.timing import Timing
 from relay.kafka import following, inquiries
 from relay.message.errors import Unreachable
-from relay.run import clock
 from relay.run.following import PERIOD_S, DesiredFollower
+from relay.world import clock
 
 
 class Topic:

@@ -15,7 +15,6 @@ from relay.queue.port import Holder, StoreAway
 from relay.queue.settings import QueueSettings
 from relay.resources.attempts import SqliteAttempts
 from relay.resources.schema import statements
-from relay.run import schedule
 from relay.work import forgetting
 from relay.work.backoff import Backoff
 from relay.work.desk_sqlite import SqliteDesk
@@ -28,6 +27,7 @@ from relay.work.place import Place
 from relay.work.running import Runner
 from relay.work.states import Report, States
 from relay.work.subscriber import subscriber
+from relay.world import schedule
 from tests.contracts.queue_book import QueueBook
 
 HOLDER = b"a worker--------"

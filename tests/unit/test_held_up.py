@@ -12,9 +12,9 @@ from relay.log.ended import Decision
 from relay.log.holds import Waiting
 from relay.message.envelope import CAPTURE, RESOURCE, ResourceName
 from relay.run.appetite import Bounds
-from relay.run.seldom import SAID_EVERY_S
 from relay.run.unread import Unread
 from relay.run.worker import RouteWorker
+from relay.world.seldom import SAID_EVERY_S
 from tests.unit.test_intake import Fake
 from tests.unit.test_progress import PLACE, Said
 

@@ -8,12 +8,11 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-import pytest
-
 import relay
 
 ROOT: Final = Path(relay.__file__).parent
 LAYERS: Final = (
+    {"world"},
     {"message"},
     {"monitor", "log", "capture", "transfer", "resources", "kafka", "queue"},
     {"delivery"},
@@ -24,12 +23,10 @@ LAYERS: Final = (
     {"work", "spark", "jobs", "cli", "audit", "bench", "chaos", "demo", "local", "serve"},
 )
 """Each layer imports itself and the ones before it."""
-LEAVES: Final = {"relay.run.clock", "relay.run.crash", "relay.run.randomness", "relay.run.schedule", "relay.run.seldom"}
-"""Clock, crash points, randomness, schedule and what is said seldom import nothing of ours but each other, so anything may use them."""
 REPLACED: Final = {
-    "relay.run.clock": {"time"},
-    "relay.run.schedule": {"threading", "queue", "_thread"},
-    "relay.run.randomness": {"random", "secrets", "uuid"},
+    "relay.world.clock": {"time"},
+    "relay.world.schedule": {"threading", "queue", "_thread"},
+    "relay.world.randomness": {"random", "secrets", "uuid"},
 }
 """What a simulation replaces as a whole, and the modules that are hidden behind it."""
 DECIDING: Final = set().union(*LAYERS[:-1]) - {"kafka"}
@@ -117,21 +114,21 @@ def outward(path: Path) -> Iterator[str]:
     free = by_type_checking_only(path)
     for module, line in imports(path):
         theirs = layer(module)
-        if module in LEAVES or theirs is None or mine is None or line in free or (here, module) in EXCEPTIONS:
+        if theirs is None or mine is None or line in free or (here, module) in EXCEPTIONS:
             continue
         if theirs > mine:
             yield f"{here}:{line} imports {module}, which lies further out"
 
 
-def test_imports_go_from_the_message_outwards() -> None:
+def test_imports_go_from_the_world_and_the_message_outwards() -> None:
     assert [fault for path in modules() for fault in outward(path)] == []
 
 
-@pytest.mark.parametrize("leaf", sorted(LEAVES))
-def test_the_leaves_import_nothing_of_ours_but_each_other(leaf: str) -> None:
-    path = ROOT.parent / (leaf.replace(".", "/") + ".py")
+def test_what_all_routes_share_knows_none_of_them() -> None:
+    kinds = ("relay.delivery.topic.", "relay.delivery.table.", "relay.delivery.queue.")
+    shared = (path for path in modules() if path.parent == ROOT / "delivery")
 
-    assert [module for module, _ in imports(path) if module.startswith("relay") and module not in LEAVES] == []
+    assert [f"{name_of(path)}: {module}" for path in shared for module, _ in imports(path) if module.startswith(kinds)] == []
 
 
 def test_only_the_kafka_folder_knows_the_kafka_client() -> None:
@@ -156,7 +153,7 @@ def reads_time(path: Path) -> Iterator[int]:
 
 def test_only_the_clock_reads_time() -> None:
     found = {
-        f"{name_of(path)}:{line}" for path in modules() if name_of(path) != "relay.run.clock" for line in reads_time(path)
+        f"{name_of(path)}:{line}" for path in modules() if name_of(path) != "relay.world.clock" for line in reads_time(path)
     }
 
     assert found == set()
@@ -167,7 +164,7 @@ def test_only_the_schedule_starts_threads() -> None:
     found = {
         f"{name_of(path)}:{node.lineno}"
         for path in modules()
-        if name_of(path) != "relay.run.schedule"
+        if name_of(path) != "relay.world.schedule"
         for node in nodes(path, *starters)
         if isinstance(node, ast.Call)
         and (

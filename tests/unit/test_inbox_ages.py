@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from relay.delivery.inbox_ages import RUNGS, InboxMarks, Rungs
+from relay.delivery.table.inbox_ages import RUNGS, InboxMarks, Rungs
 from relay.message.record import LogPartition
 from relay.transfer.cursor import Claim
 

@@ -9,7 +9,7 @@ import pytest
 from relay.capture.publisher import DefaultTiming
 from relay.kafka import clients
 from relay.kafka.inquiries import InquiryReader
-from relay.run import clock
+from relay.world import clock
 
 LOOK_S = 0.05
 

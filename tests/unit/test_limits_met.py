@@ -23,7 +23,7 @@ from rocksdict import Rdict
 from structlog.testing import capture_logs
 
 from relay.config.loading import load
-from relay.delivery import sqlite_effects
+from relay.delivery.table.sqlite import effects as sqlite_effects
 from relay.message.avro_values import read_record
 from relay.message.errors import ConfigError, MessageRejected, Retriable, Unreachable
 from relay.message.limits import limit_met
@@ -49,7 +49,7 @@ SHORT_OF_MEMORY = """
 import resource
 import sqlite3
 from pathlib import Path
-from relay.delivery.mapping import decode_json
+from relay.delivery.table.mapping import decode_json
 from relay.message.identity import rules
 
 value = b'{"id": "a", "x": "' + b"y" * 3_000_000 + b'"}'

@@ -14,7 +14,7 @@ from relay.kafka.group import GroupConsumer
 from relay.kafka.reading import PartitionReader
 from relay.message.errors import LockedOut, Stopped, Unreachable
 from relay.message.record import LogPartition
-from relay.run import clock
+from relay.world import clock
 from tests.unit.test_worker_events import Event
 
 REFUSED = KafkaError(KafkaError._AUTHENTICATION, "invalid credentials")

@@ -13,8 +13,8 @@ import structlog
 from pydantic import SecretStr
 
 from relay.message.errors import Unreachable
-from relay.run import schedule
 from relay.run.logging import TEXT_CHARACTERS_MAX, key, setup, text
+from relay.world import schedule
 
 CANARY = "canary-7f3a"
 

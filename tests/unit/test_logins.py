@@ -16,7 +16,7 @@ from relay.kafka.appender import Appender
 from relay.kafka.clients import Consumer, Producer
 from relay.kafka.logins import Credentials, login_of, refusal_of
 from relay.message.errors import ConfigError
-from relay.run import clock
+from relay.world import clock
 
 REFUSED = KafkaError(KafkaError._AUTHENTICATION, "invalid credentials")
 TIMED_OUT = KafkaError(KafkaError._MSG_TIMED_OUT)

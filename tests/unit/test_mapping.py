@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.delivery import mapping
-from relay.delivery.copy_text import Taking, render
-from relay.delivery.mapping import TableMapping, decode_json
+from relay.delivery.table import mapping
+from relay.delivery.table.copy_text import Taking, render
+from relay.delivery.table.mapping import TableMapping, decode_json
 from relay.message.errors import ConfigError, MessageRejected
 from relay.message.record import LogMessage
 

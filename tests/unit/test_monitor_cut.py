@@ -10,7 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from relay.delivery.evidence_reading import high_watermarks
-from relay.delivery.topic import TopicDelivery
+from relay.delivery.topic.route import TopicDelivery
 from relay.message.errors import Retriable
 from relay.message.record import LogPartition
 from relay.monitor.checkpoint import CheckpointStore

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from relay.delivery.narrowing import Narrowing
+from relay.delivery.topic.narrowing import Narrowing
 from relay.message.record import LogMessage, LogPartition
 
 

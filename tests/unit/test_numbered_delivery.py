@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from relay.delivery.evidence_reading import MonitorView
-from relay.delivery.topic import IDLE_S, NEWS_AFTER_S, TopicDelivery
+from relay.delivery.topic.route import IDLE_S, NEWS_AFTER_S, TopicDelivery
 from relay.log.holds import Aborted
 from relay.message.envelope import INCARNATION, SEQUENCE, SOURCE
 from relay.message.errors import Fenced, MessageRejected, Stopped

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from relay.delivery.table import TablePlan
-from relay.delivery.table_route import TableDelivery
-from relay.delivery.table_sqlite import SqliteCursor
+from relay.delivery.table.route import TableDelivery
+from relay.delivery.table.sqlite.cursor import SqliteCursor
+from relay.delivery.table.verdicts import TablePlan
 from relay.message.errors import Unreachable
 from relay.message.record import LogMessage, LogPartition
 from relay.monitor.ranges import MARKS_MAX, RangeLimits, Standing, decode_value

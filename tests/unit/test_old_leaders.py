@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 
 import pytest
 
-from relay.delivery.old_leaders import check_shown
+from relay.delivery.topic.old_leaders import check_shown
 from relay.message.envelope import OUT_INSTANCE
 from relay.message.errors import Retriable
 from relay.message.record import LogPartition

@@ -14,7 +14,7 @@ import pytest
 
 from relay.resources import patience
 from relay.resources.patience import Patience
-from relay.run import clock
+from relay.world import clock
 
 
 @pytest.fixture(autouse=True)

@@ -14,13 +14,13 @@ from relay.log.holds import HoldBudget
 from relay.log.intake import Intake
 from relay.message.identity import rules
 from relay.message.record import LogPartition
-from relay.run import clock
 from relay.run.appetite import Bounds
 from relay.run.progress import PERIOD_S, Progress
-from relay.run.seldom import KINDS_MAX, OTHERS, Seldom
 from relay.run.status_record import StatusRecord
 from relay.run.unread import Unread
 from relay.run.worker import RouteWorker
+from relay.world import clock
+from relay.world.seldom import KINDS_MAX, OTHERS, Seldom
 from tests.unit.test_holds import message
 from tests.unit.test_intake import Fake
 

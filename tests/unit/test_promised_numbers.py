@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from relay.control.status_reading import StatusReader, _retention
-from relay.delivery.queue_mapping import QueueMapping
+from relay.delivery.queue.mapping import QueueMapping
 from relay.message.record import LogPartition
 from relay.queue.settings import QueueSettings
 from relay.setup.migrate import wanted_topics
@@ -69,7 +69,7 @@ class Log:
 
 
 def aged(monkeypatch: pytest.MonkeyPatch, log: Log, settings: Mapping[str, str]) -> dict[LogPartition, int]:
-    monkeypatch.setattr("relay.run.clock.wall_ms", lambda: NOW)
+    monkeypatch.setattr("relay.world.clock.wall_ms", lambda: NOW)
     reader: Any = StatusReader.__new__(StatusReader)
     reader._topics, reader._retention = log, {"orders": _retention(settings)}
     ends = {LogPartition("orders", number): 100 for number in range(3)}

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from relay.delivery.queue_effects import HeldPublishers, QueueEffect
-from relay.delivery.queue_mapping import Putting
+from relay.delivery.queue.effects import HeldPublishers, QueueEffect
+from relay.delivery.queue.mapping import Putting
 from relay.queue.message import MessageView, NewMessage
 from relay.queue.modes import Balance
 from relay.queue.port import Filter

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from relay.delivery import table_route
 from relay.delivery.batch import Batch, Counts
-from relay.delivery.queue_effects import HeldPublishers, QueueEffect
-from relay.delivery.queue_mapping import Putting
-from relay.delivery.queue_route import QueueDelivery
-from relay.delivery.table_route import Shipment
+from relay.delivery.queue.effects import HeldPublishers, QueueEffect
+from relay.delivery.queue.mapping import Putting
+from relay.delivery.queue.route import QueueDelivery
+from relay.delivery.table import route as table_route
+from relay.delivery.table.route import Shipment
 from relay.message.record import LogMessage
 from relay.queue.desired import Desired, Kind, Subject, Wanted, Wish
 from relay.queue.message import NewMessage

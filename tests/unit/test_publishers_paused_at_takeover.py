@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from relay.delivery.queue_effects import HeldPublishers
-from relay.delivery.queue_route import QueueDelivery
+from relay.delivery.queue.effects import HeldPublishers
+from relay.delivery.queue.route import QueueDelivery
 from relay.message.errors import Fenced
 from relay.queue.desired import Kind, Subject, Wanted, Wish
 from relay.queue.port import Filter

@@ -17,7 +17,7 @@ from relay.queue.port import StoreAway
 from relay.queue.stores.postgresql import PostgresqlSession
 from relay.queue.stores.sqlite import SqliteSession
 from relay.resources.postgresql import PostgresqlResource
-from relay.run import clock
+from relay.world import clock
 
 URL = "postgresql://relay@db.example:5433/queues?keepalives_count=9"
 

@@ -13,8 +13,8 @@ from relay.control import in_doubt_reading, queue_desk
 from relay.control.queue_desk import QueueDesk
 from relay.message.errors import ConfigError, Unreachable
 from relay.queue.desired import Audit, Desired, Kind, Move, Step, Subject, Wanted, Wish
-from relay.run import clock
 from relay.run.supervisor import Supervisor
+from relay.world import clock
 
 CONFIG = """\
 [relay]

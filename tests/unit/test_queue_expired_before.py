@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from relay.delivery.queue_effects import _timed
-from relay.delivery.queue_mapping import Putting
+from relay.delivery.queue.effects import _timed
+from relay.delivery.queue.mapping import Putting
 from relay.queue.message import NewMessage
 from relay.queue.stores.sqlite import open_sqlite
 from tests.contracts.queue_media import NOW, enter, message, settings, take

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from relay.capture.block import CaptureBlock
 from relay.capture.testing import CaptureInMemory
-from relay.delivery.queue_mapping import QueueMapping
+from relay.delivery.queue.mapping import QueueMapping
 from relay.message.errors import CaptureError, MessageRejected
 from relay.message.identity import content_digest, digest
 from relay.message.queue_headers import MODES, READERS

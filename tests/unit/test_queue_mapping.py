@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from relay.config.queues import QueueConfig
-from relay.delivery.queue_effects import HeldPublishers, QueueEffect
-from relay.delivery.queue_mapping import Putting, QueueMapping
+from relay.delivery.queue.effects import HeldPublishers, QueueEffect
+from relay.delivery.queue.mapping import Putting, QueueMapping
 from relay.message.errors import MessageRejected
 from relay.message.identity import content_digest, digest
 from relay.message.record import LogMessage
@@ -200,7 +200,7 @@ def test_balancing_goes_on_above_its_threshold_and_off_below_the_lower_one() -> 
 
 def test_a_messages_own_time_to_live_is_at_most_the_queues_and_its_own_audience_outlasts_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
     now, queue = 1_000_000, replace(QUEUE, ttl_ms=5_000, balancing=Balancing(on_above=1, off_below=1))
-    monkeypatch.setattr("relay.run.clock.wall_ms", lambda: now)
+    monkeypatch.setattr("relay.world.clock.wall_ms", lambda: now)
     store, new = QueueBook(queue), NewMessage("/till", "", b"v")
     effect = QueueEffect(None, lambda _: store, queue, Balance(queue.balancing), HeldPublishers())
 

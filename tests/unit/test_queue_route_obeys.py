@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from relay.delivery.queue_effects import HeldPublishers, QueueEffect
-from relay.delivery.queue_mapping import Putting
-from relay.delivery.queue_route import QueueDelivery
-from relay.delivery.row_search import RowFault
+from relay.delivery.queue.effects import HeldPublishers, QueueEffect
+from relay.delivery.queue.mapping import Putting
+from relay.delivery.queue.route import QueueDelivery
+from relay.delivery.table.row_search import RowFault
 from relay.message.errors import Moved
 from relay.queue.desired import Desired, Kind, Move, Step, Subject, Wanted, Wish
 from relay.queue.message import NewMessage

@@ -15,7 +15,7 @@ from relay.kafka.clients import Consumer
 from relay.kafka.reading import PartitionReader
 from relay.message.errors import ConfigError, Unreachable
 from relay.message.record import LogPartition
-from relay.run import clock
+from relay.world import clock
 
 
 def reader(deadline_s: float) -> PartitionReader:

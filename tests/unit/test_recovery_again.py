@@ -10,8 +10,8 @@ import pytest
 
 from relay.delivery.batch import Batch
 from relay.delivery.evidence_reading import MonitorView
-from relay.delivery.sealed import SealedProducer, SealedWork
-from relay.delivery.topic import TopicDelivery
+from relay.delivery.topic.route import TopicDelivery
+from relay.delivery.topic.sealed import SealedProducer, SealedWork
 from relay.message.envelope import OUT_DIGEST
 from relay.message.errors import Retriable, Stuck, TwinDetected
 from relay.message.record import LogMessage, LogPartition
@@ -27,7 +27,7 @@ from relay.monitor.resolution import (
     encode_answer,
     of_offsets,
 )
-from relay.run import crash
+from relay.world import crash
 from tests.memory_index import memory_index
 from tests.unit.memory_kafka import LETTERS, MemoryKafka, MemoryTransaction
 

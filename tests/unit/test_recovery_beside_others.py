@@ -7,8 +7,8 @@ from contextlib import suppress
 
 import pytest
 
-from relay.delivery.hanging import ROUNDS_MAX
-from relay.delivery.sealed import SealedProducer
+from relay.delivery.topic.hanging import ROUNDS_MAX
+from relay.delivery.topic.sealed import SealedProducer
 from relay.message.envelope import OUT_DIGEST
 from relay.message.errors import Fenced, Retriable, Stopped, Stuck
 from relay.message.record import LogPartition

@@ -11,9 +11,9 @@ from unittest.mock import MagicMock
 import pytest
 
 from relay.delivery.batch import Batch
-from relay.delivery.queue_route import QueueDelivery
-from relay.delivery.table_route import TableDelivery
-from relay.delivery.topic_recovery import _next_replays
+from relay.delivery.queue.route import QueueDelivery
+from relay.delivery.table.route import TableDelivery
+from relay.delivery.topic.recovery import _next_replays
 from relay.message.identity import content_digest
 from relay.message.record import LogMessage, LogPartition
 from relay.monitor.entries import DEAD, DELIVERED, Begin, InputRange, Page, Proof, SettleSeal

@@ -6,8 +6,8 @@ import psycopg
 import pytest
 from psycopg.pq import DiagnosticField
 
-from relay.delivery.postgresql_failures import judge
-from relay.delivery.row_search import RowFault
+from relay.delivery.table.postgresql.failures import judge
+from relay.delivery.table.row_search import RowFault
 from tests.contracts.table_databases import plan
 
 CONTEXTS = [

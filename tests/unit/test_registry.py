@@ -34,7 +34,7 @@ from relay.kafka.registry import Registry
 from relay.message.avro_values import AvroDecoder, AvroEncoder, frame, parsed_schema, read_record
 from relay.message.errors import CaptureError, ConfigError, MessageRejected, Stopped, Unreachable
 from relay.message.identity import digest, rules
-from relay.run import clock
+from relay.world import clock
 from tests.registry_server import RegistryServer, registry_server
 
 ORDER = {

@@ -11,7 +11,7 @@ from relay.config.loading import load
 from relay.kafka import logins
 from relay.kafka.registry import Registry
 from relay.message.errors import Unreachable
-from relay.run import clock
+from relay.world import clock
 from tests.registry_server import RegistryServer
 
 CONFIG = """

@@ -14,7 +14,7 @@ from relay.kafka import appender
 from relay.kafka.appender import Appender, Receipt, Record
 from relay.kafka.topics import TopicFacts
 from relay.message.errors import CaptureError
-from relay.run import clock, schedule
+from relay.world import clock, schedule
 
 SOON_S = 0.3
 

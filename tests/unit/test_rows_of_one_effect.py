@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from relay.delivery.mapping import Finish, Mapped
-from relay.delivery.table import TablePlan
-from relay.delivery.table_postgresql import PostgresqlCursor
-from relay.delivery.table_sqlite import SqliteCursor
+from relay.delivery.table.mapping import Finish, Mapped
+from relay.delivery.table.postgresql.cursor import PostgresqlCursor
+from relay.delivery.table.sqlite.cursor import SqliteCursor
+from relay.delivery.table.verdicts import TablePlan
 from relay.message.record import LogMessage
 
 PLAN = TablePlan(relay="shop", route="main", resource="db", table="t", mode="insert", columns={})

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from relay.delivery.table_route import TableDelivery
+from relay.delivery.table.route import TableDelivery
 from relay.message.errors import InDoubt, Retriable, Stopped
 from relay.message.record import LogPartition
 from relay.transfer import sending as sending_module

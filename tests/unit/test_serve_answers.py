@@ -27,12 +27,12 @@ from relay.control.status import DeadLetters, RouteFacts, view
 from relay.message.errors import Unreachable
 from relay.message.record import LogPartition
 from relay.queue.port import StoreAway
-from relay.run import clock
 from relay.run.status_record import Counts, PartitionStatus, StatusRecord, Waiting
 from relay.serve.http import Door, application
 from relay.serve.metrics import CODES_MAX, OTHER, metrics
 from relay.serve.page import page
 from relay.serve.watching import HUNG_AFTER_S, QUEUES_EVERY_S, STALE_AFTER_S, RelayEyes, Sight, Watching
+from relay.world import clock
 from tests.routes import wait_for
 
 ALERTS = Path(__file__).parents[2] / "docker" / "prometheus-alerts.yaml"

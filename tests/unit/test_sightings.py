@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from relay.delivery.sightings import HANGS_AFTER_S, ROWS_MAX, TRANSACTIONS_MAX, Committed, Sightings
+from relay.delivery.topic.sightings import HANGS_AFTER_S, ROWS_MAX, TRANSACTIONS_MAX, Committed, Sightings
 from relay.message.record import LogPartition
 from relay.monitor.entries import OutputStart
 

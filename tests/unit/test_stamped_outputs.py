@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from relay.delivery.stamped_outputs import gather_stamped, what_shows
-from relay.delivery.unshown import Outputs
+from relay.delivery.topic.stamped_outputs import gather_stamped, what_shows
+from relay.delivery.topic.unshown import Outputs
 from relay.message.record import LogPartition
 from relay.monitor.entries import Begin, OutputStart
 from tests.unit.test_intake import BrokenHeaders, Fake

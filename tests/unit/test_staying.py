@@ -16,8 +16,8 @@ from relay.message.errors import Fenced
 from relay.message.record import LogPartition
 from relay.monitor.index import DedupIndex
 from relay.resources.schema import statements
-from relay.run import clock
 from relay.run.views import ViewKeeper
+from relay.world import clock
 from tests.memory_index import memory_index
 from tests.unit.memory_kafka import MemoryKafka, MemoryReader, Stored
 from tests.unit.numbered_messages import LOG, MONITOR, captured, out, start

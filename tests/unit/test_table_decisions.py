@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.delivery.mapping import Mapped
-from relay.delivery.row_search import RowFault, search
-from relay.delivery.table import Arrivals, InboxAnswer, Prepared, effective, verdicts
+from relay.delivery.table.mapping import Mapped
+from relay.delivery.table.row_search import RowFault, search
+from relay.delivery.table.verdicts import Arrivals, InboxAnswer, Prepared, effective, verdicts
 from relay.message.errors import MessageRejected
 from relay.message.record import LogMessage, LogPartition
 from relay.transfer.cursor import DEAD, DELIVERED, DUPLICATE, InboxRow, Verdict

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from relay.delivery.table_sqlite import SqliteCursor
+from relay.delivery.table.sqlite.cursor import SqliteCursor
 from relay.message.errors import MessageRejected, Unreachable
 from relay.message.record import LogPartition
-from relay.run import crash
 from relay.transfer.cursor import Claim
+from relay.world import crash
 from tests.unit.memory_kafka import MemoryKafka
 from tests.unit.numbered_messages import DAY, LOG, MONITOR, captured, start
 from tests.unit.test_numbered_table_delivery import MemoryAppends, TableProcess, database

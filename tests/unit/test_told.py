@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from relay.delivery.told import Persons, split
+from relay.delivery.topic.told import Persons, split
 from relay.message.errors import Stuck
 from relay.message.record import LogMessage, LogPartition
 from relay.monitor.entries import Begin, InputRange

@@ -9,8 +9,8 @@ import pytest
 
 from relay.kafka.topics import TopicFacts
 from relay.message.errors import NAMESAKE_REMEDY, Stopped
-from relay.run import clock
 from relay.run.topic_watch import TOPIC_IDS_PERIOD_S, TopicWatch
+from relay.world import clock
 
 
 class Cluster:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from relay.delivery import trims
-from relay.delivery.trims import Trims
+from relay.delivery.table import trims
+from relay.delivery.table.trims import Trims
 from relay.message.record import LogPartition
 
 P0, P1 = LogPartition("orders", 0), LogPartition("orders", 1)

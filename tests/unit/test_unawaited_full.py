@@ -5,7 +5,7 @@ from __future__ import annotations
 from relay.capture.publisher import DefaultTiming
 from relay.kafka.unawaited import UnawaitedAppender
 from relay.message.record import LogPartition
-from relay.run import clock
+from relay.world import clock
 
 FULL = {"bootstrap.servers": "127.0.0.1:1", "queue.buffering.max.messages": "1", "message.timeout.ms": "100"}
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from relay.delivery import sightings
-from relay.delivery.sealed import SealedProducer
+from relay.delivery.topic import sightings
+from relay.delivery.topic.sealed import SealedProducer
 from tests.unit.test_recovery_again import MONITOR, OUT, Killed, delivered, entries, killed_at, work
 from tests.unit.test_unshown import LeftOut, Worker
 from tests.unit.test_vanished import last_of

@@ -10,11 +10,11 @@ from zlib import crc32
 import pytest
 from structlog.testing import capture_logs
 
-from relay.delivery import sealed, sightings, unshown
 from relay.delivery.batch import Batch
-from relay.delivery.sealed import SealedProducer
-from relay.delivery.sightings import HANGS_AFTER_S, TRANSACTIONS_MAX, Committed, Sightings
-from relay.delivery.topic import TopicDelivery
+from relay.delivery.topic import sealed, sightings, unshown
+from relay.delivery.topic.route import TopicDelivery
+from relay.delivery.topic.sealed import SealedProducer
+from relay.delivery.topic.sightings import HANGS_AFTER_S, TRANSACTIONS_MAX, Committed, Sightings
 from relay.message.envelope import DEAD_CODE, OUT_DIGEST
 from relay.message.errors import InDoubt, MessageRejected, RecordRefused, Retriable, Stopped, Unreachable
 from relay.message.record import LogMessage, LogPartition, Record

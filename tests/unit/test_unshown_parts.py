@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from relay.delivery import hanging, unshown
 from relay.delivery.evidence_reading import BeginScan, MonitorView
-from relay.delivery.sealed import SealedProducer
+from relay.delivery.topic import hanging, unshown
+from relay.delivery.topic.sealed import SealedProducer
 from relay.message.envelope import DEAD_CODE, OUT_DIGEST, OUT_INSTANCE, OUT_N, REDRIVEN
 from relay.message.errors import InDoubt, Retriable
 from relay.message.record import LogPartition
@@ -265,7 +265,7 @@ def test_what_is_closed_late_is_delivered_only_if_its_seal_shows(
     takes: float, *, shows: bool, asked: int, is_told: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [100.0]
-    monkeypatch.setattr("relay.run.clock.monotonic", lambda: now[0])
+    monkeypatch.setattr("relay.world.clock.monotonic", lambda: now[0])
     worker = MemoryKafka().transaction("w")
     worker.init()
     watch: Any = Asking(now, takes=takes, shows=shows)

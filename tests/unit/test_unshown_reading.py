@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 from structlog.testing import capture_logs
 
-from relay.delivery import hanging, sightings, unshown
 from relay.delivery.batch import Batch
 from relay.delivery.evidence_reading import MonitorView, fold_committed, high_watermarks, scan_begins
-from relay.delivery.sealed import SealedProducer
-from relay.delivery.topic import NEWS_AFTER_S
-from relay.delivery.unshown import Outputs
+from relay.delivery.topic import hanging, sightings, unshown
+from relay.delivery.topic.route import NEWS_AFTER_S
+from relay.delivery.topic.sealed import SealedProducer
+from relay.delivery.topic.unshown import Outputs
 from relay.message.errors import InDoubt, Unreachable
 from relay.message.record import LogPartition
 from relay.monitor.evidence import Evidence

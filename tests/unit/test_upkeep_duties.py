@@ -17,11 +17,11 @@ from relay.queue.message import Audience, Group, NewMessage, Taken, Ticket
 from relay.queue.port import Holder, StoreAway
 from relay.queue.settings import QueueSettings
 from relay.queue.states import PublisherState, SubscriberState
-from relay.run import clock
 from relay.work import upkeep
 from relay.work.backoff import Backoff
 from relay.work.mark import Mark, dead_mark
 from relay.work.upkeep import KILLED, PREPARED_S, UNNAMED_S, HolderForgotten, Upkeep
+from relay.world import clock
 from tests.contracts.queue_book import QueueBook
 
 NOW = 1_000_000

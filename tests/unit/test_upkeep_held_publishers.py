@@ -8,9 +8,9 @@ import pytest
 
 from relay.queue.desired import Desired, Kind, Subject, Wanted, Wish
 from relay.queue.message import NewMessage
-from relay.run import clock
 from relay.work.backoff import Backoff
 from relay.work.upkeep import LOOK_S, Upkeep
+from relay.world import clock
 from tests.contracts.queue_book import QueueBook
 from tests.contracts.queue_media import settings
 from tests.unit.test_upkeep_duties import NOW, OWN

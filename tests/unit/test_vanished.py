@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from relay.audit.evidence import Evidence as AuditEvidence
-from relay.delivery import sightings
 from relay.delivery.batch import Batch
-from relay.delivery.position_note import PositionNote, committed_by, read_note
-from relay.delivery.sealed import SealedProducer
+from relay.delivery.topic import sightings
+from relay.delivery.topic.position_note import PositionNote, committed_by, read_note
+from relay.delivery.topic.sealed import SealedProducer
 from relay.message.errors import NAMESAKE_REMEDY, InDoubt, Stopped
 from relay.message.record import LogPartition
 from relay.monitor.entries import decode, pages

@@ -19,7 +19,6 @@ from relay.queue.settings import QueueSettings
 from relay.queue.states import PublisherState, SubscriberState
 from relay.queue.stores import bind_store, open_store
 from relay.resources.schema import statements
-from relay.run import clock, schedule
 from relay.work.desk import CallOver, CommitTooLong, DatabaseAway, EffectsInDoubt
 from relay.work.desk_sqlite import SqliteDesk
 from relay.work.desks import Database, Desks
@@ -29,6 +28,7 @@ from relay.work.message import Message
 from relay.work.place import Place
 from relay.work.running import Runner
 from relay.work.subscriber import Handler
+from relay.world import clock, schedule
 from tests.contracts.queue_book import QueueBook
 
 HOLDER = b"a worker--------"

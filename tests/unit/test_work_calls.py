@@ -18,7 +18,6 @@ from relay.queue.port import Filter, Holder, QueueStore, StoreAway
 from relay.queue.recovery import Recovery
 from relay.queue.settings import QueueSettings
 from relay.queue.states import PublisherState
-from relay.run import clock, schedule
 from relay.work.away import Waits
 from relay.work.desk import CallOver
 from relay.work.dispatch import Ended, Outcome, Work
@@ -26,6 +25,7 @@ from relay.work.message import Message
 from relay.work.place import Place
 from relay.work.running import Runner
 from relay.work.subscriber import Handler, Unusable
+from relay.world import clock, schedule
 from tests.contracts.queue_book import QueueBook
 
 HOLDER = b"a worker--------"

@@ -14,7 +14,6 @@ import pytest
 from relay.queue.message import Audience, Group, NewMessage, Taken, Ticket
 from relay.queue.port import Holder
 from relay.queue.settings import QueueSettings
-from relay.run import clock, schedule
 from relay.work.coroutines import Apart, AwaitedDatabase, AwaitedRunner, Coroutines
 from relay.work.desk import CallOver, TransactionTaken
 from relay.work.dispatch import Dispatch, Ended, Outcome, Work
@@ -22,6 +21,7 @@ from relay.work.message import Message
 from relay.work.place import Place
 from relay.work.running import Runner
 from relay.work.subscriber import subscriber
+from relay.world import clock, schedule
 from tests.contracts.queue_book import QueueBook
 
 WAIT_S = 60.0

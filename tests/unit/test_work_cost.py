@@ -15,7 +15,6 @@ import relay
 from relay.queue.message import Audience, Group, NewMessage
 from relay.queue.port import Holder
 from relay.queue.settings import QueueSettings
-from relay.run import clock, schedule
 from relay.work.coroutines import AwaitedRunner, Coroutines
 from relay.work.dispatch import Dispatch
 from relay.work.hands import Hands
@@ -23,6 +22,7 @@ from relay.work.message import Message
 from relay.work.place import Place
 from relay.work.running import Runner
 from relay.work.subscriber import subscriber
+from relay.world import clock, schedule
 from tests.contracts.queue_book import QueueBook
 
 WAIT_S = 60.0

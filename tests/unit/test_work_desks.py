@@ -13,11 +13,11 @@ from structlog.testing import capture_logs
 
 from relay.message.errors import ConfigError, Unreachable
 from relay.resources import begun
-from relay.run import schedule
 from relay.work import further
 from relay.work.desk import CallOver, DatabaseAway, TimeOver
 from relay.work.desks import Database, Desks
 from relay.work.further import Connections, Further, FurtherDatabase
+from relay.world import schedule
 from tests.routes import wait_for
 
 WAIT_S = 60.0

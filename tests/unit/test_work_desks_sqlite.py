@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from relay.run import schedule
 from relay.work.desk import DatabaseAway, EffectsInDoubt, TransactionTaken
 from relay.work.desk_sqlite import SqliteDesk
 from relay.work.desks import Database, Desks
+from relay.world import schedule
 
 
 class Spoilt(sqlite3.Connection):

@@ -11,7 +11,6 @@ from relay.message.errors import Unreachable
 from relay.queue.message import Audience, Group, NewMessage
 from relay.queue.port import Holder
 from relay.queue.settings import QueueSettings
-from relay.run import schedule
 from relay.work.coroutines import AwaitedRunner
 from relay.work.desk import DatabaseAway
 from relay.work.dispatch import Ended, Outcome, Work
@@ -19,6 +18,7 @@ from relay.work.message import Message
 from relay.work.place import Place
 from relay.work.running import Runner
 from relay.work.subscriber import Unusable, subscriber
+from relay.world import schedule
 from tests.contracts.queue_book import QueueBook
 
 HOLDER = b"a worker--------"

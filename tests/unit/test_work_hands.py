@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 
 from relay.queue.message import Ticket
-from relay.run import clock, schedule
 from relay.work.dispatch import Dispatch, Ended, Outcome, Work
 from relay.work.hands import Hands, Run, UnderWay, all_ended
+from relay.world import clock, schedule
 from tests.unit.test_work_dispatch import message
 
 WAIT_S = 10.0

@@ -13,7 +13,6 @@ from structlog.testing import capture_logs
 from relay.queue.message import Audience, Group, NewMessage
 from relay.queue.port import Holder
 from relay.queue.settings import QueueSettings
-from relay.run import clock, schedule
 from relay.work import coroutines
 from relay.work.backoff import JITTER, Backoff
 from relay.work.coroutines import Coroutines
@@ -23,6 +22,7 @@ from relay.work.place import Place
 from relay.work.running import Runner
 from relay.work.states import Report, States
 from relay.work.subscriber import Handler, Later
+from relay.world import clock, schedule
 from tests.contracts.queue_book import QueueBook
 
 HOLDER = b"a worker--------"

@@ -14,12 +14,12 @@ from relay.message.errors import InDoubt
 from relay.queue.message import NewMessage, Ticket
 from relay.queue.port import Holder, StoreAway
 from relay.queue.states import SubscriberState
-from relay.run import clock
 from relay.work import dispatch
 from relay.work import worker as loop
 from relay.work.dispatch import Ended, Outcome, Work
 from relay.work.hands import all_ended
 from relay.work.worker import LOOK_S, HandlerHung, Limits, Worker
+from relay.world import clock
 from tests.unit.test_work_turns import HOLDER, IDLE_S, Site, succeeds
 
 WAIT_S = 10.0

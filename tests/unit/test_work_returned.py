@@ -14,13 +14,13 @@ import pytest
 from relay.queue.message import Audience, Group, NewMessage
 from relay.queue.port import Holder
 from relay.queue.settings import QueueSettings
-from relay.run import schedule
 from relay.work.coroutines import AwaitedRunner
 from relay.work.dispatch import Ended, Outcome, Work
 from relay.work.message import Message
 from relay.work.place import Place
 from relay.work.running import Runner
 from relay.work.subscriber import subscriber
+from relay.world import schedule
 from tests.contracts.queue_book import QueueBook
 
 HOLDER = b"a worker--------"

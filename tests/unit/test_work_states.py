@@ -12,10 +12,10 @@ from relay.message.errors import InDoubt
 from relay.queue.message import Taken
 from relay.queue.port import StoreAway
 from relay.queue.states import SubscriberState
-from relay.run import schedule
 from relay.work.backoff import Backoff
 from relay.work.dispatch import Dispatch, Ended, Failure, Outcome, Writes
 from relay.work.states import Report, States
+from relay.world import schedule
 from tests.contracts.queue_book import QueueBook
 from tests.contracts.queue_media import HOLDER, OTHER, Medium, enter, put, settings
 

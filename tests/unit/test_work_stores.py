@@ -12,10 +12,10 @@ import pytest
 from relay.message.errors import Unreachable
 from relay.queue.attempts import Outcomes
 from relay.queue.port import QueueStore, StoreAway
-from relay.run import schedule
 from relay.work import stores as stores_module
 from relay.work.locked import locked
 from relay.work.stores import Deciding, Stores
+from relay.world import schedule
 
 WAIT_S = 60.0
 

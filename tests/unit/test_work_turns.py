@@ -15,7 +15,6 @@ from relay.message.errors import InDoubt
 from relay.queue.message import NewMessage, Ticket
 from relay.queue.port import Holder, Retired, StoreAway
 from relay.queue.states import SubscriberState
-from relay.run import schedule
 from relay.work import worker as loop
 from relay.work.backoff import Backoff
 from relay.work.coroutines import AwaitedRunner
@@ -24,6 +23,7 @@ from relay.work.hands import all_ended
 from relay.work.mark import Mark, dead_mark
 from relay.work.upkeep import Upkeep
 from relay.work.worker import HandlerHung, Limits, Worker
+from relay.world import schedule
 from tests.contracts.queue_book import QueueBook
 from tests.contracts.queue_media import settings
 

@@ -9,15 +9,15 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 from structlog.testing import capture_logs
 
-from relay.delivery.table_route import ASKED_AGAIN_S
+from relay.delivery.table.route import ASKED_AGAIN_S
 from relay.log.holds import HoldBudget
 from relay.log.intake import Intake
 from relay.message.errors import Fenced, RelayError, Retriable, Stopped, Stuck, Unreachable
 from relay.message.record import LogPartition
-from relay.run import clock
 from relay.run import worker as worker_module
 from relay.run.appetite import Bounds
 from relay.run.worker import RouteWorker
+from relay.world import clock
 from tests.unit.test_intake import Fake
 
 

@@ -20,7 +20,7 @@ from relay.queue.stores.files_journal import Journal, Row
 from relay.queue.stores.files_log import FULL, Frame, LogFile, LogFiles, lock_directory, sync_directory
 from relay.queue.stores.files_message import At, Content, Kept
 from relay.queue.stores.files_record import HERE, Unit, bring, decode_content, decode_unit, message_of
-from relay.run import randomness
+from relay.world import randomness
 
 JOURNAL_MESSAGES: Final = 8192
 """So many messages that have ended stay in memory at most; then they go into a journal file together."""

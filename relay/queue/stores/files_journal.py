@@ -17,7 +17,7 @@ from relay.queue.states import PublisherState
 from relay.queue.stores.files_log import LogFile, drop_new, sync_directory
 from relay.queue.stores.files_message import At, Kept
 from relay.queue.stores.files_record import Unit, decode_unit, message_of
-from relay.run.crash import crash_point
+from relay.world.crash import crash_point
 
 _ROW: Final = Struct(">qqqqB")
 _TRAILER: Final = Struct(">QQqqqQQQI")

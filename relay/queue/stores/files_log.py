@@ -15,8 +15,8 @@ from zlib import crc32
 from relay.message.errors import InDoubt, Stopped
 from relay.queue.port import StoreAway, StoreFull
 from relay.queue.stores.files_message import At
-from relay.run import randomness
-from relay.run.crash import crash_point
+from relay.world import randomness
+from relay.world.crash import crash_point
 
 _HEADER: Final = Struct(">8sI")
 """The file's word, and the number that its frames' checksums begin with: a frame that a payload quotes is none."""

@@ -21,7 +21,7 @@ from relay.queue.states import PublisherState
 from relay.queue.stores.sql_queue import SqlQueue
 from relay.queue.stores.sql_session import Session, unit
 from relay.queue.values import Values, digest_of
-from relay.run import clock
+from relay.world import clock
 
 _PAGE: Final = 200
 Shown = TypeVar("Shown", Taken, MessageView)

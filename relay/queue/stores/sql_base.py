@@ -14,7 +14,7 @@ from relay.queue.stores import sql_text as sql
 from relay.queue.stores.sql_schema import Shape
 from relay.queue.stores.sql_session import Row, Seat, Session
 from relay.queue.stores.sql_values import seats
-from relay.run import randomness
+from relay.world import randomness
 
 NEIGHBOURS_MAX: Final = 8
 """Handles are read along the key where no more subscribers have rows in the database: it is ordered by handle first."""

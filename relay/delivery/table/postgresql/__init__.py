@@ -1,0 +1,1 @@
+"""The cursor in PostgreSQL, and how rows take effect there."""

@@ -1,0 +1,1 @@
+"""The cursor in an SQLite file, and how rows take effect there."""
