@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from relay.capture.async_block import AsyncCaptureBlock
     from relay.capture.block import CaptureBlock
-    from relay.capture.publisher import Capture
+    from relay.capture.capture import Capture
     from relay.message.avro_values import AvroEncoder
     from relay.message.errors import (
         CaptureError,
@@ -57,7 +57,7 @@ __all__ = [
 _PLACES: Final = {
     "capture.async_block": ("AsyncCaptureBlock",),
     "capture.block": ("CaptureBlock",),
-    "capture.publisher": ("Capture",),
+    "capture.capture": ("Capture",),
     "message.avro_values": ("AvroEncoder",),
     "message.errors": (
         "CaptureError", "CaptureFenced", "CaptureInDoubt", "ConfigError", "HeadersRefused", "InDoubt", "RelayError", "Unreachable",

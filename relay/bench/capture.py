@@ -14,7 +14,8 @@ from typing import Any, Final
 import psycopg
 
 from relay.bench.peers import MARKER_KEY_BYTES, PARTITIONS, beside
-from relay.capture.publisher import Capture, DefaultTiming
+from relay.capture.capture import Capture
+from relay.kafka.settings import DefaultTiming
 from relay.kafka.topics import TopicPlan, Topics
 from relay.resources import open_resource
 from relay.world import clock, schedule

@@ -13,9 +13,8 @@ from typing import Final
 import psycopg
 
 from relay.capture.message import partition_of
-from relay.capture.publisher import DefaultTiming
 from relay.kafka.appender import Appender, Receipt, Record
-from relay.kafka.settings import consumer
+from relay.kafka.settings import DefaultTiming, consumer
 from relay.kafka.tail import tail
 from relay.message import envelope
 from relay.message.record import LogPartition

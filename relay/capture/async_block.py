@@ -14,17 +14,15 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from contextvars import copy_context
 from functools import partial, wraps
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Concatenate, Final, NoReturn, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, Final, NoReturn, ParamSpec, Self, TypeVar
 
 from relay.capture.block import CaptureBlock
 from relay.capture.flow import Entered
+from relay.capture.publisher import Publisher
 from relay.message.errors import CaptureError
 from relay.message.limits import raise_limit
 from relay.message.unfinished import is_unfinished
 from relay.world import schedule
-
-if TYPE_CHECKING:
-    from relay.capture.publisher import Capture
 
 THREAD_KEPT_S: Final = 60.0
 GIVEN_UP: Final = (
@@ -102,7 +100,7 @@ class _Step(Future[_R]):
 class _Steps:
     """What one block has its thread do, one step after the other, also where its coroutines ask for several at once."""
 
-    def __init__(self, publisher: Capture) -> None:
+    def __init__(self, publisher: Publisher) -> None:
         self._publisher = publisher
         # No lock of Python's: the thread that waits here may collect what a loop has left behind, whose end is put here.
         self._queue: schedule.Mailbox[tuple[Future[Any], Callable[[], Any]] | None] = schedule.mailbox()
@@ -312,7 +310,7 @@ class AsyncCaptureBlock:
     when all of it is over: a statement that runs is waited for, and a COMMIT that was sent is found out.
     """
 
-    def __init__(self, publisher: Capture, threads: BlockThreads) -> None:
+    def __init__(self, publisher: Publisher, threads: BlockThreads) -> None:
         self._publisher = publisher
         self._threads = threads
         self._block = CaptureBlock(publisher)

@@ -20,6 +20,7 @@ from relay.capture import message
 from relay.capture.flow import Entered
 from relay.capture.message import Buffered
 from relay.capture.outcomes import Placed
+from relay.capture.publisher import Publisher
 from relay.capture.statements import check_statement
 from relay.capture.upkeep import Decided
 from relay.message import envelope
@@ -29,9 +30,6 @@ from relay.message.errors import CaptureError, CaptureFenced, CaptureInDoubt, Co
 from relay.resources.port import AnswerLost, CommitRefused, NotTheTransactionBegun, Session
 from relay.world import clock, schedule
 from relay.world.crash import crash_point
-
-if TYPE_CHECKING:
-    from relay.capture.publisher import Capture
 
 _SAYS_NO_EFFECT: Final = (CaptureError, ConfigError, Unreachable)
 """Whoever is told one of these may run the block again."""
@@ -98,8 +96,8 @@ class _Leaving:
 class CaptureBlock:
     """The block of a ``with capture.transaction()``. Of several threads that use it each has it for a call, one after the other."""
 
-    def __init__(self, capture: Capture) -> None:
-        self._publisher = capture
+    def __init__(self, publisher: Publisher) -> None:
+        self._publisher = publisher
         self._phase = _Phase.NEW
         self._messages: list[Buffered] = []
         self._bytes = 0

@@ -1,4 +1,4 @@
-"""`Capture`: many threads, one producer, a connection each; messages exist if and only if their block committed."""
+"""What the captures of one process share: the log's producer, a connection each, one order of appends, markers behind them."""
 
 from __future__ import annotations
 
@@ -6,14 +6,9 @@ import os
 import sys
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Final
 
 from relay.capture import flow
-from relay.capture.async_block import AsyncCaptureBlock, BlockThreads
-from relay.capture.block import CaptureBlock
 from relay.capture.flow import Entered
 from relay.capture.inquiries import Answering
 from relay.capture.marking import Ended, Marking
@@ -22,81 +17,43 @@ from relay.capture.outcomes import Placed
 from relay.capture.upkeep import Decided, Upkeep, find_out
 from relay.kafka.appender import Appender, Receipt, Record
 from relay.kafka.inquiries import InquiryReader
-from relay.kafka.registry import Registry, RegistryLike
 from relay.kafka.settings import TimingLike
 from relay.kafka.topics import VISIBLE_S, TopicFacts
 from relay.message import envelope
-from relay.message.avro_values import AvroEncoder, parsed_schema
 from relay.message.errors import CaptureError, ConfigError, Unreachable
-from relay.resources import open_resource
 from relay.resources.port import Resource, Session
 from relay.resources.turns import Turn
 from relay.world import clock, randomness
 from relay.world.crash import crash_point
 
-MAX_MESSAGES: Final = 100_000
-MAX_BYTES: Final = 64 << 20
 FIND_OUT_S: Final = 10.0
 CLOSE_S: Final = 10.0
-ASYNC_BLOCKS: Final = 32
 IDLE_KEPT_S: Final = 60.0
 """A database has few connections: what a burst of threads needed is closed when it has been idle for so long."""
 
 
-@dataclass(frozen=True)
-class DefaultTiming:
-    """The limits in seconds for a capture without a configuration file."""
-
-    append_timeout: float = 5.0
-    transaction_timeout: float = 10.0
-    socket_timeout: float = 8.0
-    session_timeout: float = 10.0
-
-
-class Capture:
-    """Captures messages together with transactions of one database. Use from any number of threads.
-
-    Only the process that opened it can use it: a fork has none of its threads, and its connections are the parent's. Worker
-    processes that are forked open their own. On SQLite the parent must ``close`` before it forks: nothing may have the file
-    open then, or its forks are refused.
-
-    A block needs a database session to itself: an address of PgBouncer's transaction mode is refused (ConfigError). It takes
-    up to ``max_messages`` and ``max_bytes`` (100,000 and 64 MiB, as with ``open``). ``inquiries`` is the topic on which relays ask
-    this process what they cannot ask the database; without it (None) they wait. Of ``relay``, its name, no topic of its own is
-    published to. ``registry`` is the configuration's section about
-    a schema registry, which only ``avro`` asks. So many ``async_blocks`` are open at once, each with a thread and a connection;
-    others wait until one is over.
-    """
+class Publisher:
+    """What blocks ask of the ``Capture`` that opened them, from any number of threads; see there for the arguments."""
 
     def __init__(
         self,
-        *,
-        kafka: Mapping[str, str],
         resource: Resource,
         source: str,
-        timing: TimingLike | None = None,
-        max_messages: int = MAX_MESSAGES,
-        max_bytes: int = MAX_BYTES,
-        inquiries: str | None = None,
-        relay: str | None = None,
-        registry: RegistryLike | None = None,
-        async_blocks: int = ASYNC_BLOCKS,
+        *,
+        kafka: Mapping[str, str],
+        timing: TimingLike,
+        max_messages: int,
+        max_bytes: int,
+        inquiries: str | None,
+        relay: str | None,
     ) -> None:
-        if not source or not isinstance(source, str):
-            raise ConfigError(f"source = {source!r} is no name; give a text that names the publisher, such as '/checkout'")
-        if async_blocks < 1:
-            raise ConfigError(f"async_blocks = {async_blocks} lets no block begin; give at least 1")
-        if "\0" in source or not envelope.is_utf8(source):  # queues would take none of its messages
-            raise ConfigError(f"source = {source!r} holds a NUL, or half of a surrogate pair; give a text that names the publisher")
-        self._timing = timing or DefaultTiming()
+        self._timing = timing
         self._resource = resource
         self._max_messages = max_messages
         self._max_bytes = max_bytes
-        self._registry = registry
         self._idle: deque[tuple[float, Session]] = deque()
         """Since when, the last one to the right: it is taken first, so that those to the left are needed no more."""
         self._blocks = object()
-        self._threads = BlockThreads(async_blocks)
         self._process = os.getpid()
         self._open = [True]
         """Emptied by the one thread that closes."""
@@ -111,86 +68,20 @@ class Capture:
             (envelope.RESOURCE, self.name.encode()),
             (envelope.INCARNATION, self.incarnation.encode()),
         )
-        self._appender = self._appending(kafka, self._timing, relay)
-        self._marking = Marking(
-            self._appender, resource.decisions, self.source_bytes, self.name, self._timing.append_timeout
-        )
+        self._appender = self._appending(kafka, relay)
+        self._marking = Marking(self._appender, resource.decisions, self.source_bytes, self.name, timing.append_timeout)
         answering = None
         if inquiries is not None:
             answering = Answering(
-                lambda: InquiryReader(kafka, self._timing, inquiries),
+                lambda: InquiryReader(kafka, timing, inquiries),
                 self._appender,
                 self.source_bytes,
                 self.name,
-                self._timing.append_timeout,
+                timing.append_timeout,
             )
         self._upkeep = Upkeep(
             self._appender, resource.decisions, self._marking, self.name, answering, self._close_idle
         )
-
-    @classmethod
-    def open(
-        cls, path: str | Path, *, resource: str, source: str, async_blocks: int = ASYNC_BLOCKS
-    ) -> Self:
-        """Open by a configuration file, with the name of one of its ``[resources]`` and of this publisher (``ce_source``).
-
-        Raises ConfigError, Unreachable.
-        """
-        from relay.config.loading import load  # noqa: PLC0415 - a Capture without a file needs no configuration
-
-        config = load(Path(path))
-        if resource not in config.resources:
-            raise ConfigError(
-                f"resource = {resource!r} is not among [resources] of {path}: {', '.join(config.resources) or 'none'}"
-            )
-        url = config.resources[resource].url.get_secret_value()
-        opened = open_resource(resource, url, config.timing.resolver_lock_timeout)
-        return cls(
-            kafka=config.kafka,
-            resource=opened,
-            source=source,
-            timing=config.timing,
-            inquiries=config.inquiries_topic,
-            relay=config.relay.name,
-            registry=config.registry,
-            async_blocks=async_blocks,
-        )
-
-    def transaction(self) -> CaptureBlock:
-        """Return a block for a ``with`` statement; leaving it commits, or rolls back if an exception leaves it.
-
-        The statement raises what the block raises, and: CaptureError (rolled back: run the block again), CaptureFenced (the
-        same, since a resolver was first), CaptureInDoubt (the decision row will tell), Unreachable (nothing was begun),
-        RowLocked (nothing was begun: others hold the SQLite file), ConfigError (nothing took effect: a right, a topic or a
-        table is missing).
-        """
-        return CaptureBlock(self)
-
-    def async_transaction(self) -> AsyncCaptureBlock:
-        """Return a block for an ``async with`` statement, whose event loop waits neither for the database nor for the log.
-
-        ``await tx.execute(...)``, ``await tx.publish(...)``, ``async with tx.savepoint()``. The statement raises what
-        that of ``transaction`` does. One that is cancelled rolls back, unless COMMIT was sent: ``tx.is_committed`` tells.
-        """
-        return AsyncCaptureBlock(self, self._threads)
-
-    def avro(
-        self, topic: str, schema: Path | Mapping[str, Any], *, subject: str | None = None
-    ) -> AvroEncoder:
-        """Return the encoder that ``publish(schema=...)`` takes: values in a registry's frame if one is configured, else bare.
-
-        The subject is ``TOPIC-value`` unless given. A registry is asked now, so that no block ever waits for it. Raises
-        ConfigError for a schema that cannot be read, is not registered or is refused; Unreachable; Stopped for wrong
-        credentials.
-        """
-        parsed, text = parsed_schema(schema)
-        if self._registry is None:
-            return AvroEncoder(parsed)
-        registry = Registry(self._registry)
-        try:
-            return AvroEncoder(parsed, registry.number_of(subject or f"{topic}-value", text))
-        finally:
-            registry.close()
 
     @property
     def backlog(self) -> int:
@@ -216,16 +107,6 @@ class Capture:
         self._marking.close(CLOSE_S)
         self._appender.close()
         self._close_idle()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    # What follows is for CaptureBlock.
 
     def enter(self, entered: Entered) -> None:
         """Refuse a block inside a block of the same flow of control, or of a Capture that is closed or another process's."""
@@ -346,9 +227,9 @@ class Capture:
         """Ask for a decision whose answer was lost; None if unknown in time."""
         return find_out(self._resource.decisions, self.name.uuid, capture, clock.monotonic() + FIND_OUT_S)
 
-    def _appending(self, kafka: Mapping[str, str], timing: TimingLike, relay: str | None) -> Appender:
+    def _appending(self, kafka: Mapping[str, str], relay: str | None) -> Appender:
         """Return what appends to the log; one for tests has another."""
-        return Appender(kafka, timing, relay)
+        return Appender(kafka, self._timing, relay)
 
     def _numbered(self, messages: list[Buffered], placed: list[Placed]) -> list[Record]:
         records = []

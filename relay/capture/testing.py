@@ -13,14 +13,15 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
+from relay.capture.capture import Capture
 from relay.capture.message import JSON
 from relay.capture.outcomes import Placed, is_marker
-from relay.capture.publisher import Capture
+from relay.capture.publisher import Publisher
 from relay.kafka.appender import DEFAULT_MESSAGE_BYTES, Appender, Receipt, Record
-from relay.kafka.settings import TimingLike
 from relay.kafka.topics import TopicFacts
 from relay.message import envelope
 from relay.resources import open_resource
+from relay.resources.port import Resource
 from relay.world import schedule
 
 LOCK_TIMEOUT_S: Final = 1.0
@@ -72,13 +73,24 @@ class CaptureInMemory(Capture):
         """The messages of the committed blocks, block after block as they were committed."""
         return list(self._log.shown)
 
+    def _publishing(self, resource: Resource, source: str, **given: Any) -> Publisher:
+        return _PublisherInMemory(self._log, resource, source, **given)
+
+
+class _PublisherInMemory(Publisher):
+    """Appends to a list, and shows there what was committed."""
+
+    def __init__(self, log: _Log, resource: Resource, source: str, **given: Any) -> None:
+        self._log = log
+        super().__init__(resource, source, **given)
+
     def mark(self, capture: bytes, nonce: bytes | None, placed: list[Placed]) -> None:
         """Show the messages of a committed block at once, of whose marker nobody else hears."""
         self._log.decide(capture, committed=nonce is not None)
         super().mark(capture, nonce, placed)
 
-    def _appending(self, kafka: Mapping[str, str], timing: TimingLike, relay: str | None) -> Appender:
-        del kafka, timing, relay
+    def _appending(self, kafka: Mapping[str, str], relay: str | None) -> Appender:
+        del kafka, relay
         return self._log
 
 

@@ -20,7 +20,7 @@ from typing import Final
 
 import psycopg
 
-from relay.capture.publisher import Capture
+from relay.capture.capture import Capture
 from relay.chaos.stage import CAPTURED, PARTITIONS, PLAIN, RESOURCE
 from relay.config.loading import load
 from relay.config.model import RelayConfig

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import psycopg
 
-from relay.capture.publisher import Capture
+from relay.capture.capture import Capture
 from relay.config.loading import load
 from relay.demo.stage import BOOKINGS, PASSENGERS, RESOURCE
 from relay.message.errors import CaptureError, CaptureInDoubt, RelayError

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import psycopg
 
-from relay.capture.publisher import Capture
+from relay.capture.capture import Capture
 from relay.config.loading import load
 from relay.config.model import RelayConfig
 from relay.demo.course import STALL_S

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 
-from relay.config.timing import Timing
 from relay.kafka import settings
+from relay.kafka.settings import DefaultTiming
 from relay.message.envelope import Headers
 from relay.message.errors import Unreachable
 from relay.message.record import LogPartition
@@ -29,7 +29,7 @@ def append(
     **over: Any,
 ) -> tuple[int, int]:
     """Append records of key, value and perhaps headers to a partition; return their number and their bytes without framing."""
-    producer = Producer({**settings.producer({"bootstrap.servers": kafka}, Timing()), **_LINGER, **over})
+    producer = Producer({**settings.producer({"bootstrap.servers": kafka}, DefaultTiming()), **_LINGER, **over})
     failed: list[Any] = []
 
     def told(error: Any, _message: object) -> None:
@@ -56,7 +56,7 @@ def append(
 
 def consume_plainly(kafka: str, partition: LogPartition, count: int) -> int:
     """Read ``count`` records from the start, looking at key and value of each; return their bytes."""
-    consumer = Consumer(settings.consumer({"bootstrap.servers": kafka}, Timing(), "plain"))
+    consumer = Consumer(settings.consumer({"bootstrap.servers": kafka}, DefaultTiming(), "plain"))
     try:
         consumer.assign([TopicPartition(partition.topic, partition.partition, 0)])
         seen = size = empty = 0
@@ -80,7 +80,7 @@ class Steady:
 
     def __init__(self, kafka: str, topic: str, partitions: int) -> None:
         # Not the batches of a producer in a hurry: what is measured is what comes behind it.
-        self._producer = Producer({**settings.producer({"bootstrap.servers": kafka}, Timing()), "linger.ms": 0})
+        self._producer = Producer({**settings.producer({"bootstrap.servers": kafka}, DefaultTiming()), "linger.ms": 0})
         self._topic = topic
         self._partitions = partitions
 

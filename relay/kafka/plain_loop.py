@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from relay.config.timing import Timing
 from relay.kafka import settings
+from relay.kafka.settings import DefaultTiming
 
 WAIT_S: Final = 0.01
 
@@ -20,8 +20,8 @@ WAIT_S: Final = 0.01
 def loop(kafka: str, source: str, target: str, partitions: int, count: int, at_once: int) -> None:
     """Copy ``count`` records of ``source`` to ``target``, up to ``at_once`` in a transaction."""
     bootstrap = {"bootstrap.servers": kafka}
-    consumer = Consumer(settings.consumer(bootstrap, Timing(), f"plain-{target}"))
-    producer = Producer(settings.producer(bootstrap, Timing(), f"plain-{target}"))
+    consumer = Consumer(settings.consumer(bootstrap, DefaultTiming(), f"plain-{target}"))
+    producer = Producer(settings.producer(bootstrap, DefaultTiming(), f"plain-{target}"))
     producer.init_transactions()
     consumer.assign([TopicPartition(source, p, 0) for p in range(partitions)])
     copied = 0
@@ -52,7 +52,7 @@ def fill(kafka: str, topic: str, partitions: int, count: int, size: int = 256) -
     Random, so that neither side gains by compression what real payloads would not give.
     """
     noise = os.urandom(1 << 20)
-    producer = Producer({**settings.producer({"bootstrap.servers": kafka}, Timing()), "linger.ms": 50})
+    producer = Producer({**settings.producer({"bootstrap.servers": kafka}, DefaultTiming()), "linger.ms": 50})
     for number in range(count):
         partition = number % partitions
         start = number * 61 % (len(noise) - size)

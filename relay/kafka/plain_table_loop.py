@@ -16,8 +16,8 @@ import orjson
 import psycopg
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from relay.capture.publisher import DefaultTiming
 from relay.kafka import settings
+from relay.kafka.settings import DefaultTiming
 from relay.message.errors import Unreachable
 from relay.world import clock
 

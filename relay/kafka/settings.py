@@ -9,6 +9,7 @@ import difflib
 import ipaddress
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
@@ -35,6 +36,16 @@ class TimingLike(Protocol):
     @property
     def session_timeout(self) -> float:
         """After it a silent group member loses its partitions."""
+
+
+@dataclass(frozen=True)
+class DefaultTiming:
+    """What they are without a configuration file."""
+
+    append_timeout: float = 5.0
+    transaction_timeout: float = 10.0
+    socket_timeout: float = 8.0
+    session_timeout: float = 10.0
 
 
 class Refusal(NamedTuple):

@@ -40,7 +40,7 @@ def test_capture_names_its_transaction_to_the_log_before_it_is_decided(
         tx.execute("insert into orders values (1)")
         tx.publish(topic, {"id": 1}, key="1")
         # What leaving the block does first: append, and wait for the log's own acknowledgement.
-        capture.append(tx._messages, tx._placed)
+        capture._publisher.append(tx._messages, tx._placed)
         tx._messages.clear()
         (stored,) = read_log(kafka, topic)
         assert stored.capture == tx.id
@@ -78,7 +78,7 @@ def test_capture_indicates_commit_or_rollback_to_the_log_afterwards(
     try:
         with capture.transaction() as tx:
             tx.publish(topic, 1)
-            capture.append(tx._messages, tx._placed)
+            capture._publisher.append(tx._messages, tx._placed)
             tx._messages.clear()
             if not commits:
                 raise CustomerLeft

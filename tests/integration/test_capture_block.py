@@ -20,7 +20,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from relay import Capture
 from relay.capture import marking
-from relay.capture.publisher import DefaultTiming
+from relay.kafka.settings import DefaultTiming
 from relay.message.errors import CaptureError, CaptureInDoubt, ConfigError
 from relay.resources import open_resource
 from relay.resources.port import Resource
@@ -92,7 +92,7 @@ def test_a_committed_block_is_in_both(capture: Capture, resource: Resource, kafk
         "ce_sequence": b"1",
         "ce_relaycapture": tx.id.hex().encode(),
         "ce_relayresource": resource.identity().encode(),
-        "ce_relayincarnation": capture.incarnation.encode(),
+        "ce_relayincarnation": capture._publisher.incarnation.encode(),
     }
 
 
@@ -437,7 +437,7 @@ def test_a_fork_is_refused_at_once_and_does_not_touch_what_its_parent_uses(
             status = 0 if "after the fork" in str(refused) else 2
         finally:
             capture.close()
-            for _, session in capture._idle:
+            for _, session in capture._publisher._idle:
                 session.close()  # as whatever else there may let go of it
             os._exit(status)
     assert os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1]) == 0

@@ -19,6 +19,7 @@ from relay.capture.message import Buffered
 from relay.capture.outcomes import Placed, encode_marker, marker_headers
 from relay.capture.resolver import Resolver, State
 from relay.kafka.appender import Appender, Receipt, Record
+from relay.kafka.settings import DefaultTiming
 from relay.message.errors import CaptureError, CaptureFenced, CaptureInDoubt, Unreachable
 from relay.message.identity import capture_id
 from relay.resources import open_resource, patience, postgresql_session
@@ -275,7 +276,7 @@ def test_a_database_that_is_away_is_asked_again(
 def test_a_forged_marker_shows_nothing(kafka: str, direct: Resource, topic: str) -> None:
     capture = capture_id(b"secret nonce 16b")
     headers = marker_headers(capture, b"/stranger", direct.identity())
-    appender = Appender({"bootstrap.servers": kafka}, publisher.DefaultTiming())
+    appender = Appender({"bootstrap.servers": kafka}, DefaultTiming())
     receipt = Receipt(2)
     message = [("ce_relaycapture", capture.hex().encode()), ("ce_relayresource", direct.identity().encode())]
     records = [
@@ -352,13 +353,13 @@ def test_what_a_block_prepared_and_somebody_commits_later_is_followed(
 def test_messages_whose_reports_did_not_come_follow_the_row(
     capture: Capture, postgres: str, kafka: str, topic: str, ended: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    append = capture.append
+    append = capture._publisher.append
 
     def append_without_report(messages: list[Buffered], placed: list[Placed]) -> None:
         append(messages, placed)
         raise CaptureError("no delivery report came")
 
-    monkeypatch.setattr(capture, "append", append_without_report)
+    monkeypatch.setattr(capture._publisher, "append", append_without_report)
     raised = CaptureInDoubt if ended else CaptureError
     with pytest.raises(raised, match="themselves" if ended else "no delivery report"), capture.transaction() as tx:
         tx.execute("insert into orders values (1)")

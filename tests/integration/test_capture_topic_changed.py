@@ -49,7 +49,7 @@ def test_a_key_whose_partition_was_added_under_a_publisher_is_published_as_soon_
         with capture.transaction() as tx:
             tx.publish(topic, 1)
         add_partitions(AdminClient({"bootstrap.servers": kafka}), topic, 4)
-        capture._appender.refresh()  # as it does by itself every half minute, the client only every five
+        capture._publisher._appender.refresh()  # as it does by itself every half minute, the client only every five
 
         for partition in range(4):
             with capture.transaction() as tx:

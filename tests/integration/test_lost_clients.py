@@ -17,7 +17,6 @@ import pytest
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from relay.capture.publisher import DefaultTiming
 from relay.chaos.frame_proxy import Caught, Request, api
 from relay.kafka import clients, settings
 from relay.kafka.appender import Appender, Receipt, Record
@@ -25,6 +24,7 @@ from relay.kafka.control import ControlTopic
 from relay.kafka.following import Following
 from relay.kafka.group import GroupConsumer
 from relay.kafka.inquiries import InquiryReader
+from relay.kafka.settings import DefaultTiming
 from relay.kafka.unawaited import UnawaitedAppender
 from relay.message.errors import Unreachable
 from relay.message.record import LogPartition

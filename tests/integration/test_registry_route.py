@@ -21,9 +21,9 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 from typer.testing import CliRunner
 
 from relay import Capture
-from relay.capture.publisher import DefaultTiming
 from relay.cli.main import app
 from relay.config.model import RegistryConfig
+from relay.kafka.settings import DefaultTiming
 from relay.message.avro_values import frame
 from relay.message.errors import CaptureError, Unreachable
 from relay.resources import open_resource

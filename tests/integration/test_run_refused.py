@@ -10,8 +10,8 @@ import pytest
 from confluent_kafka.admin import AdminClient
 from typer.testing import CliRunner
 
-from relay.capture.publisher import DefaultTiming
 from relay.cli.main import app
+from relay.kafka.settings import DefaultTiming
 from relay.kafka.topics import BrokerFacts, Topics
 from relay.message.errors import ConfigError
 from relay.run import supervisor

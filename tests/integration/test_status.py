@@ -14,11 +14,11 @@ from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from typer.testing import CliRunner
 
-from relay.capture.publisher import DefaultTiming
 from relay.cli.main import app
 from relay.config.loading import load
 from relay.control.status import RouteView, State
 from relay.control.status_reading import StatusReader
+from relay.kafka.settings import DefaultTiming
 from relay.kafka.topics import Topics
 from relay.resources import open_resource
 from relay.run.status_record import PartitionStatus, StatusRecord, encode, key

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import orjson
 
-from relay.capture.publisher import Capture
+from relay.capture.capture import Capture
 from relay.message.envelope import Headers
 from relay.message.errors import CaptureError, CaptureInDoubt, ConfigError, RelayError, Unreachable
 from relay.world import clock, schedule

@@ -14,8 +14,9 @@ import pytest
 
 from relay.capture import publisher
 from relay.capture.async_block import AsyncCaptureBlock
-from relay.capture.publisher import Capture, DefaultTiming
+from relay.capture.capture import Capture
 from relay.kafka.appender import Receipt, Record
+from relay.kafka.settings import DefaultTiming
 from relay.kafka.topics import TopicFacts
 from relay.resources import open_resource
 from relay.world import clock
@@ -79,14 +80,14 @@ def capture(make: Callable[..., Capture]) -> Capture:
 @pytest.fixture
 def begun(capture: Capture, monkeypatch: pytest.MonkeyPatch) -> Pause:
     """Return what each block waits for once its transaction has begun."""
-    pause, begin = Pause(), capture.begin
+    pause, begin = Pause(), capture._publisher.begin
 
     def slow() -> Any:
         transaction = begin()
         pause()
         return transaction
 
-    monkeypatch.setattr(capture, "begin", slow)
+    monkeypatch.setattr(capture._publisher, "begin", slow)
     return pause
 
 
@@ -100,8 +101,8 @@ def opened(path: Path, log: Log, **options: Any) -> Capture:
     capture = Capture(
         kafka={"bootstrap.servers": "127.0.0.1:1"}, resource=resource, source="/s", timing=timing, **options
     )
-    capture._appender.topic = lambda name, _wait_s: TopicFacts(name, b"", 1, 1)  # type: ignore[method-assign]
-    capture._appender.append = log.append  # type: ignore[method-assign]
+    capture._publisher._appender.topic = lambda name, _wait_s: TopicFacts(name, b"", 1, 1)  # type: ignore[method-assign]
+    capture._publisher._appender.append = log.append  # type: ignore[method-assign]
     return capture
 
 

@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from relay.capture.publisher import DefaultTiming
 from relay.kafka import appending, bulk
 from relay.kafka.appender import Receipt
 from relay.kafka.appending import Appending
 from relay.kafka.bulk import BulkAppender
+from relay.kafka.settings import DefaultTiming
 from relay.message.errors import CaptureError, ConfigError, InDoubt, Stopped, Unreachable
 from relay.message.record import LogPartition
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from confluent_kafka import KafkaError
 
-from relay.capture.publisher import DefaultTiming
 from relay.kafka import appender
 from relay.kafka.appender import Appender, Receipt, Record
+from relay.kafka.settings import DefaultTiming
 from relay.message.errors import CaptureError
 
 NOBODY = {"bootstrap.servers": "127.0.0.1:1", "message.timeout.ms": "60000"}
@@ -44,7 +44,7 @@ COUNT_THREADS = f"""
 import os
 import time
 
-from relay.capture.publisher import DefaultTiming
+from relay.kafka.settings import DefaultTiming
 from relay.kafka.appender import Appender
 
 def threads():

@@ -19,7 +19,7 @@ import pytest
 from relay.capture import async_block
 from relay.capture.async_block import AsyncCaptureBlock, AsyncSavepoint, BlockThreads
 from relay.capture.block import CaptureBlock
-from relay.capture.publisher import Capture
+from relay.capture.capture import Capture
 from relay.message.errors import CaptureError, CaptureInDoubt, ConfigError, Unreachable
 from relay.world import schedule
 from tests.unit.async_capture_site import (
@@ -335,7 +335,7 @@ def test_a_block_that_could_not_begin_gives_its_thread_back(capture: Capture, mo
     def away() -> NoReturn:
         raise Unreachable("the database is away")
 
-    monkeypatch.setattr(capture, "begin", away)
+    monkeypatch.setattr(capture._publisher, "begin", away)
     tx = capture.async_transaction()
     with pytest.raises(Unreachable):
         asyncio.run(tx.__aenter__())

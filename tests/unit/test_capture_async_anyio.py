@@ -11,7 +11,7 @@ from typing import Any
 import anyio
 import pytest
 
-from relay.capture.publisher import Capture
+from relay.capture.capture import Capture
 from tests.unit.async_capture_site import (
     INSERT,
     Log,

@@ -16,7 +16,7 @@ import pytest
 from relay.capture import async_block
 from relay.capture.async_block import AsyncCaptureBlock, _Steps
 from relay.capture.block import CaptureBlock
-from relay.capture.publisher import Capture
+from relay.capture.capture import Capture
 from relay.message.errors import CaptureError, CaptureInDoubt, Unreachable
 from relay.resources.sqlite import SqliteSession
 from relay.world import clock, schedule
@@ -314,7 +314,7 @@ class TestCancelled:
             with pytest.raises(asyncio.CancelledError if is_cancelled else Unreachable):
                 await task
 
-        monkeypatch.setattr(capture, "begin", away)
+        monkeypatch.setattr(capture._publisher, "begin", away)
         monkeypatch.setattr(async_block, "_undone", undoing)
 
         asyncio.run(run())
@@ -348,7 +348,7 @@ class TestDropped:
     def test_a_coroutine_that_is_closed_rolls_back(
         self, capture: Capture, path: Path, log: Log, where: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        pause, begin = Pause(), capture.begin
+        pause, begin = Pause(), capture._publisher.begin
 
         async def forever() -> None:
             await asyncio.get_running_loop().create_future()
@@ -366,7 +366,7 @@ class TestDropped:
                 await forever()
 
         if where == "as it begins":
-            monkeypatch.setattr(capture, "begin", lambda: (pause(), begin())[1])
+            monkeypatch.setattr(capture._publisher, "begin", lambda: (pause(), begin())[1])
         loop = asyncio.new_event_loop()
         task = loop.create_task(block() if where != "as it ends" else place(capture, 1))
         if where == "as it ends":

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from relay.capture.publisher import Capture
+from relay.capture.capture import Capture
 from relay.message.errors import Unreachable
 from relay.world import schedule
 from tests.unit.async_capture_site import INSERT, capture, log, make, orders, path

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from relay.capture.publisher import IDLE_KEPT_S, Capture
+from relay.capture.capture import Capture
+from relay.capture.publisher import IDLE_KEPT_S, Publisher
 from relay.message.envelope import ResourceName
 from relay.message.errors import Unreachable
 from relay.world import clock, schedule
@@ -78,8 +79,8 @@ def later(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 
 
 def burst(capture: Capture, count: int) -> None:
-    for session in [capture.begin()[0] for _ in range(count)]:
-        capture.give_back(session)
+    for session in [capture._publisher.begin()[0] for _ in range(count)]:
+        capture._publisher.give_back(session)
 
 
 def test_connections_of_a_burst_are_kept_for_the_next_and_closed_when_none_comes(
@@ -111,9 +112,9 @@ def test_they_are_closed_without_a_further_capture_too(
 
 
 def test_a_connection_that_comes_back_while_the_capture_is_closed_is_closed(database: Database, capture: Capture) -> None:
-    session, *_ = capture.begin()
+    session, *_ = capture._publisher.begin()
     capture.close()
-    capture.give_back(session)
+    capture._publisher.give_back(session)
 
     assert database.open == 0
 
@@ -121,7 +122,7 @@ def test_a_connection_that_comes_back_while_the_capture_is_closed_is_closed(data
 def test_of_two_threads_that_close_at_once_one_does(capture: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second one got the error of a client that was closed already."""
     both, failed, ended = threading.Barrier(2), list[Exception](), list[str]()
-    end = capture._appender.close
+    end = capture._publisher._appender.close
 
     def arrived(_: Capture) -> bool:
         both.wait(30)
@@ -131,8 +132,8 @@ def test_of_two_threads_that_close_at_once_one_does(capture: Capture, monkeypatc
         ended.append("client")
         end()
 
-    monkeypatch.setattr(Capture, "is_here", property(arrived))
-    monkeypatch.setattr(capture._appender, "close", close_client)
+    monkeypatch.setattr(Publisher, "is_here", property(arrived))
+    monkeypatch.setattr(capture._publisher._appender, "close", close_client)
 
     def close() -> None:
         try:

@@ -14,11 +14,13 @@ import pytest
 from confluent_kafka import KafkaError
 
 from relay.capture.block import CaptureBlock
+from relay.capture.capture import Capture
 from relay.capture.message import Buffered
 from relay.capture.outcomes import Placed
-from relay.capture.publisher import Capture, DefaultTiming
+from relay.capture.publisher import Publisher
 from relay.capture.upkeep import Decided
 from relay.kafka.appender import Receipt, Record
+from relay.kafka.settings import DefaultTiming
 from relay.kafka.topics import TopicFacts
 from relay.message.envelope import SEQUENCE, ResourceName
 from relay.message.errors import (
@@ -31,7 +33,7 @@ from relay.message.errors import (
 )
 from relay.resources.port import AnswerLost, CommitRefused, NotTheTransactionBegun, RowLocked
 from relay.resources.turns import Turn
-from tests.unit.test_capture_publish import Publisher
+from tests.unit.test_capture_publish import Admitting
 
 CAPTURE, NONCE = b"c" * 16, b"n" * 16
 PLACED = Placed("orders", 0, 1, 1)
@@ -70,7 +72,7 @@ class Session:
         self.closed += 1
 
 
-class Deciding(Publisher):
+class Deciding(Admitting):
     """A Capture whose log takes what a block appends; ``row`` is what another connection finds out."""
 
     def __init__(self, session: Session, row: Decided | BaseException | None) -> None:
@@ -292,15 +294,15 @@ def test_what_an_application_raises_leaves_its_block_as_it_is() -> None:
 
 
 def test_each_message_has_the_next_number_of_its_partition_and_the_capture_names_the_run_that_it_took() -> None:
-    capture = Capture.__new__(Capture)
-    capture._sequences = {("orders", 0): 6}
+    publisher = Publisher.__new__(Publisher)
+    publisher._sequences = {("orders", 0): 6}
     placed: list[Placed] = []
 
     def message(topic: str, partition: int) -> Buffered:
         return Buffered(topic, partition, None, b"{}", [("a", b"b")])
 
-    first = capture._numbered([message("orders", 0), message("orders", 1), message("orders", 0), message("bills", 0)], placed)
-    capture._numbered([message("orders", 0), message("orders", 1)], placed)
+    first = publisher._numbered([message("orders", 0), message("orders", 1), message("orders", 0), message("bills", 0)], placed)
+    publisher._numbered([message("orders", 0), message("orders", 1)], placed)
 
     assert [one.headers for one in first] == [[("a", b"b"), (SEQUENCE, number)] for number in (b"7", b"1", b"8", b"1")]
     assert placed == [
@@ -320,13 +322,13 @@ def test_what_is_numbered_first_is_handed_to_the_log_first() -> None:
             appended.append(record.headers)
             receipt.told(None, None)
 
-    capture = Capture.__new__(Capture)
-    capture._sequences, capture._appends, capture._timing = {}, Turn(), DefaultTiming()
-    capture._marking = SimpleNamespace(send_with=list)  # type: ignore[assignment]
-    capture._appender = SimpleNamespace(append=append)  # type: ignore[assignment]
+    publisher = Publisher.__new__(Publisher)
+    publisher._sequences, publisher._appends, publisher._timing = {}, Turn(), DefaultTiming()
+    publisher._marking = SimpleNamespace(send_with=list)  # type: ignore[assignment]
+    publisher._appender = SimpleNamespace(append=append)  # type: ignore[assignment]
 
     def publishes() -> None:
-        capture.append([Buffered("orders", 0, None, b"{}", [])], [])
+        publisher.append([Buffered("orders", 0, None, b"{}", [])], [])
 
     first, second = threading.Thread(target=publishes), threading.Thread(target=publishes)
     first.start()
@@ -342,30 +344,30 @@ def test_what_is_numbered_first_is_handed_to_the_log_first() -> None:
 
 def test_a_message_that_the_log_refused_fails_its_capture_and_the_topic_is_looked_at_anew() -> None:
     forgotten: list[list[str]] = []
-    capture = Capture.__new__(Capture)
-    capture._sequences, capture._appends, capture._timing = {}, Turn(), DefaultTiming()
-    capture._marking = SimpleNamespace(send_with=list)  # type: ignore[assignment]
-    capture._appender = SimpleNamespace(  # type: ignore[assignment]
+    publisher = Publisher.__new__(Publisher)
+    publisher._sequences, publisher._appends, publisher._timing = {}, Turn(), DefaultTiming()
+    publisher._marking = SimpleNamespace(send_with=list)  # type: ignore[assignment]
+    publisher._appender = SimpleNamespace(  # type: ignore[assignment]
         append=lambda records, receipt, _: [receipt.told(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE), None) for _ in records],
         forget=forgotten.append,
         reason=lambda _, remedy: remedy,
     )
 
     with pytest.raises(CaptureError, match="did not take the messages"):
-        capture.append([Buffered("orders", 0, None, b"{}", [])], [])
+        publisher.append([Buffered("orders", 0, None, b"{}", [])], [])
 
     assert forgotten == [["orders"]]
 
 
 def test_a_capture_holds_no_more_messages_and_bytes_than_it_may() -> None:
-    capture = Capture.__new__(Capture)
-    capture._max_messages, capture._max_bytes = 2, 1000
-    capture._appender = SimpleNamespace(record_bytes=lambda _: 900)  # type: ignore[assignment]
+    publisher = Publisher.__new__(Publisher)
+    publisher._max_messages, publisher._max_bytes = 2, 1000
+    publisher._appender = SimpleNamespace(record_bytes=lambda _: 900)  # type: ignore[assignment]
     facts = TopicFacts("orders", b"", 1, 1)
 
     def admits(size: int, messages: int, held: int) -> str:
         try:
-            capture.admit(Buffered("orders", 0, None, bytes(size), []), facts, messages, held)
+            publisher.admit(Buffered("orders", 0, None, bytes(size), []), facts, messages, held)
         except CaptureError as refusal:
             return str(refusal).split()[0]
         return ""
@@ -386,33 +388,33 @@ def test_a_connection_on_which_nothing_could_be_begun_is_closed(failure: BaseExc
     def begin() -> None:
         raise failure
 
-    capture, session = Capture.__new__(Capture), Session(None, is_sure=True)
+    publisher, session = Publisher.__new__(Publisher), Session(None, is_sure=True)
     session.begin = begin  # type: ignore[attr-defined]
-    capture._idle, capture._connect = deque(), lambda: session  # type: ignore[assignment,return-value]
+    publisher._idle, publisher._connect = deque(), lambda: session  # type: ignore[assignment,return-value]
 
     with pytest.raises(type(failure)):
-        capture.begin()
+        publisher.begin()
 
     assert session.closed == 1
 
 
 def test_a_connection_to_another_database_under_the_name_is_refused() -> None:
-    capture, session = Capture.__new__(Capture), Session(None, is_sure=True)
+    publisher, session = Publisher.__new__(Publisher), Session(None, is_sure=True)
     session.uuid = "another"
-    capture.name, capture._resource = ResourceName("shop", "u"), SimpleNamespace(session=lambda: session)  # type: ignore[assignment]
+    publisher.name, publisher._resource = ResourceName("shop", "u"), SimpleNamespace(session=lambda: session)  # type: ignore[assignment]
 
     with pytest.raises(ConfigError, match="identity changed"):
-        capture._connect()
+        publisher._connect()
 
     assert session.closed == 1
 
 
 @pytest.mark.parametrize("usable", [True, False])
 def test_a_connection_is_kept_for_the_next_capture_only_if_it_is_fit_for_one(*, usable: bool) -> None:
-    capture, session = Capture.__new__(Capture), Session(None, is_sure=True)
-    capture._idle, session.usable = deque(), usable
-    capture._close_idle = lambda: None
+    publisher, session = Publisher.__new__(Publisher), Session(None, is_sure=True)
+    publisher._idle, session.usable = deque(), usable
+    publisher._close_idle = lambda: None
 
-    capture.give_back(session)  # type: ignore[arg-type]
+    publisher.give_back(session)  # type: ignore[arg-type]
 
-    assert ([one for _, one in capture._idle], session.closed) == (([session], 0) if usable else ([], 1))
+    assert ([one for _, one in publisher._idle], session.closed) == (([session], 0) if usable else ([], 1))

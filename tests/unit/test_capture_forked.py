@@ -11,7 +11,7 @@ import pytest
 
 BEFORE: Final = """
 import multiprocessing, os, sqlite3, sys, gc
-from relay.capture.publisher import Capture
+from relay.capture.capture import Capture
 from relay.message.errors import CaptureError, ConfigError
 from relay.resources import open_resource
 

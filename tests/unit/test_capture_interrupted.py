@@ -11,8 +11,9 @@ import pytest
 
 from relay.capture import publisher
 from relay.capture.block import CaptureBlock
-from relay.capture.publisher import Capture, DefaultTiming
+from relay.capture.capture import Capture
 from relay.kafka.appender import Receipt, Record
+from relay.kafka.settings import DefaultTiming
 from relay.kafka.topics import TopicFacts
 from relay.message.errors import CaptureError
 from relay.resources import open_resource, sqlite
@@ -35,8 +36,8 @@ def capture(path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Capture]:
         connection.execute("create table orders (id integer primary key)")
     timing = DefaultTiming(append_timeout=0.5)
     made = Capture(kafka={"bootstrap.servers": "127.0.0.1:1"}, resource=resource, source="/s", timing=timing)
-    monkeypatch.setattr(made._appender, "topic", lambda name, _wait_s: TopicFacts(name, b"", 1, 1))
-    monkeypatch.setattr(made._appender, "append", take)
+    monkeypatch.setattr(made._publisher._appender, "topic", lambda name, _wait_s: TopicFacts(name, b"", 1, 1))
+    monkeypatch.setattr(made._publisher._appender, "append", take)
     with made:
         yield made
 

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from relay.capture import message
-from relay.capture.publisher import Capture, DefaultTiming
+from relay.capture.capture import Capture
 from relay.capture.upkeep import DAY_S, horizon_s
 from relay.kafka.appender import Appender
+from relay.kafka.settings import DefaultTiming
 from relay.kafka.topics import TopicFacts
 from relay.message.errors import CaptureError, CaptureInDoubt, ConfigError
 from relay.resources import open_resource

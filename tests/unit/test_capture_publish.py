@@ -22,7 +22,7 @@ from relay.kafka.topics import TopicFacts
 from relay.message.errors import CaptureError
 
 
-class Publisher:
+class Admitting:
     """As much of a Capture as a block needs to begin and to buffer."""
 
     source_bytes = b"/checkout"
@@ -45,8 +45,8 @@ class Publisher:
 
 
 @pytest.fixture
-def publisher() -> Publisher:
-    return Publisher()
+def publisher() -> Admitting:
+    return Admitting()
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def block(publisher: Any) -> Iterator[CaptureBlock]:
     made.__exit__(ValueError, ValueError(), None)
 
 
-def test_the_type_of_the_relays_own_markers_is_refused(block: CaptureBlock, publisher: Publisher) -> None:
+def test_the_type_of_the_relays_own_markers_is_refused(block: CaptureBlock, publisher: Admitting) -> None:
     with pytest.raises(CaptureError, match=r"^type = 'relay.outcome' is that of the relay's own markers; choose another"):
         block.publish("orders", {}, type="relay.outcome")
 
@@ -65,7 +65,7 @@ def test_the_type_of_the_relays_own_markers_is_refused(block: CaptureBlock, publ
 
 @pytest.mark.parametrize("identifier", ["", 0, 42, b"a"])
 def test_an_id_that_would_not_name_the_message_again_is_refused(
-    block: CaptureBlock, publisher: Publisher, identifier: Any
+    block: CaptureBlock, publisher: Admitting, identifier: Any
 ) -> None:
     with pytest.raises(CaptureError, match=r"^id = .* leave it out for a new one"):
         block.publish("orders", {}, id=identifier)
@@ -74,7 +74,7 @@ def test_an_id_that_would_not_name_the_message_again_is_refused(
 
 
 @pytest.mark.parametrize("given", [{"a": "1", "b": b"2"}, [("a", "1"), ("b", bytearray(b"2"))]], ids=["mapping", "pairs"])
-def test_headers_are_published_as_they_are_given(block: CaptureBlock, publisher: Publisher, given: Any) -> None:
+def test_headers_are_published_as_they_are_given(block: CaptureBlock, publisher: Admitting, given: Any) -> None:
     block.publish("orders", {}, headers=given)
 
     assert publisher.admitted[0].headers[-2:] == [("a", b"1"), ("b", b"2")]
@@ -94,7 +94,7 @@ def test_what_is_no_text_where_text_is_wanted_is_refused_by_its_name(block: Capt
 
 
 @pytest.mark.parametrize("given", [5, None, b"orders", ""])
-def test_what_names_no_topic_is_refused_by_its_name(block: CaptureBlock, publisher: Publisher, given: Any) -> None:
+def test_what_names_no_topic_is_refused_by_its_name(block: CaptureBlock, publisher: Admitting, given: Any) -> None:
     with pytest.raises(CaptureError, match=r"^topic = .* (is no text; give one|names nothing; give a text)"):
         block.publish(given, {})
 
@@ -107,7 +107,7 @@ def test_a_type_that_says_nothing_is_refused(block: CaptureBlock) -> None:
 
 
 @pytest.mark.parametrize("given", [1.0, "1", 1.5])
-def test_a_partition_that_is_no_whole_number_is_refused(block: CaptureBlock, publisher: Publisher, given: Any) -> None:
+def test_a_partition_that_is_no_whole_number_is_refused(block: CaptureBlock, publisher: Admitting, given: Any) -> None:
     with pytest.raises(CaptureError, match=r"^partition = .* is no whole number"):
         block.publish("orders", {}, partition=given)
 
@@ -116,7 +116,7 @@ def test_a_partition_that_is_no_whole_number_is_refused(block: CaptureBlock, pub
 
 @pytest.mark.parametrize(("given", "is_there"), [(-1, False), (0, True), (3, True), (4, False)])
 def test_a_partition_that_the_topic_does_not_have_is_refused(
-    block: CaptureBlock, publisher: Publisher, given: int, *, is_there: bool
+    block: CaptureBlock, publisher: Admitting, given: int, *, is_there: bool
 ) -> None:
     with nullcontext() if is_there else pytest.raises(CaptureError, match=rf"^partition = {given}: topic orders has 0 to 3"):
         block.publish("orders", {}, partition=given)
@@ -124,7 +124,7 @@ def test_a_partition_that_the_topic_does_not_have_is_refused(
     assert [one.partition for one in publisher.admitted] == ([given] if is_there else [])
 
 
-def test_a_partition_may_be_a_whole_number_of_a_library(block: CaptureBlock, publisher: Publisher) -> None:
+def test_a_partition_may_be_a_whole_number_of_a_library(block: CaptureBlock, publisher: Admitting) -> None:
     given: Any = type("int64", (), {"__index__": lambda _: 3})()
     block.publish("orders", {}, partition=given)
 
@@ -138,7 +138,7 @@ def test_a_schema_that_no_capture_made_is_refused(block: CaptureBlock) -> None:
         block.publish("orders", "tea", schema=given)
 
 
-def test_the_key_of_a_text_is_its_text(block: CaptureBlock, publisher: Publisher) -> None:
+def test_the_key_of_a_text_is_its_text(block: CaptureBlock, publisher: Admitting) -> None:
     class Region(str, Enum):  # noqa: UP042 - whose `str()` is its name
         NORTH = "north"
 
@@ -178,7 +178,7 @@ def test_a_key_whose_text_is_no_name_is_refused(key: Any, publisher: Any) -> Non
         (date(2026, 1, 2), b"2026-01-02"), (type("int64", (int,), {})(7), b"7"),
     ],
 )  # fmt: skip
-def test_a_key_may_be_what_has_a_text_of_its_own(key: Any, text: bytes, block: CaptureBlock, publisher: Publisher) -> None:
+def test_a_key_may_be_what_has_a_text_of_its_own(key: Any, text: bytes, block: CaptureBlock, publisher: Admitting) -> None:
     block.publish("orders", {}, key=key)
 
     assert publisher.admitted[0].key == text

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from relay.capture.block import CaptureBlock
-from relay.capture.publisher import Capture
+from relay.capture.capture import Capture
 from relay.message.errors import CaptureError
 from tests.unit.async_capture_site import INSERT, WAIT_S, Log, capture, log, make, orders, path
 
@@ -22,14 +22,14 @@ THREADS = 4
 
 
 def test_threads_that_publish_at_once_give_each_message_an_id_of_its_own(capture: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    admit, together = capture.admit, threading.Barrier(2)
+    admit, together = capture._publisher.admit, threading.Barrier(2)
 
     def slowly(*given: object) -> int:
         with suppress(threading.BrokenBarrierError):
             together.wait(0.2)  # another thread comes as far, unless the block is one thread's at a time
         return admit(*given)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(capture, "admit", slowly)
+    monkeypatch.setattr(capture._publisher, "admit", slowly)
     with ThreadPoolExecutor(2) as pool, capture.transaction() as tx:
         ids = list(pool.map(lambda number: tx.publish("orders", number), range(4)))
 

@@ -16,7 +16,7 @@ from typing import Final
 import pytest
 
 from relay.capture import block as block_module
-from relay.capture.publisher import Capture
+from relay.capture.capture import Capture
 from relay.message.errors import CaptureError, Unreachable
 from relay.message.identity import capture_id
 from relay.resources import open_resource, sqlite_writers

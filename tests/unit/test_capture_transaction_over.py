@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from relay.capture.block import CaptureBlock
-from relay.capture.publisher import Capture
+from relay.capture.capture import Capture
 from relay.message.errors import CaptureError, CaptureInDoubt
 from relay.resources import open_resource
 from relay.resources.port import AnswerLost, CommitRefused
@@ -191,8 +191,8 @@ def test_a_block_interrupted_while_its_lost_answer_is_looked_for_stays_in_doubt(
         with capture.transaction() as tx:
             monkeypatch.setattr(tx._session, "decide", lost)
 
-    monkeypatch.setattr(capture, "find_out", interrupted)
-    monkeypatch.setattr(capture, "doubt", lambda capture_id, *_: doubted.append(capture_id))
+    monkeypatch.setattr(capture._publisher, "find_out", interrupted)
+    monkeypatch.setattr(capture._publisher, "doubt", lambda capture_id, *_: doubted.append(capture_id))
     with pytest.raises(KeyboardInterrupt):
         run()
 

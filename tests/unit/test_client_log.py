@@ -7,9 +7,9 @@ import logging
 import pytest
 from structlog.testing import capture_logs
 
-from relay.capture.publisher import DefaultTiming
 from relay.kafka.appender import Appender
 from relay.kafka.client_log import ClientLog, client_line
+from relay.kafka.settings import DefaultTiming
 from relay.message.errors import Unreachable
 from relay.run.supervisor import Supervisor
 from relay.world import clock

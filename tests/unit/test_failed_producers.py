@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from relay.capture.publisher import DefaultTiming
 from relay.kafka import appender, control, unawaited
 from relay.kafka.appender import Appender, Receipt, Record
 from relay.kafka.control import ControlTopic
-from relay.kafka.settings import TimingLike
+from relay.kafka.settings import DefaultTiming, TimingLike
 from relay.kafka.unawaited import UnawaitedAppender
 from relay.message.errors import CaptureError, Unreachable
 from relay.world import clock

@@ -34,9 +34,7 @@ DRAWS: Final = {
     "relay.run.supervisor": "a process of its own that no simulation runs",
 }
 EXCEPTIONS: Final = {
-    ("relay.capture.publisher", "relay.config.loading"): "Capture.open is the composition root of the library",
-    ("relay.kafka.bench_clients", "relay.config.timing"): "the peers of a benchmark run with the default limits",
-    ("relay.kafka.plain_loop", "relay.config.timing"): "the peers of a benchmark run with the default limits",
+    ("relay.capture.capture", "relay.config.loading"): "Capture.open is the composition root of the library",
 }
 MODULE_LINES_MAX: Final = 500
 FUNCTION_LINES_MAX: Final = 70

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from relay.capture.publisher import DefaultTiming
 from relay.kafka import clients
 from relay.kafka.inquiries import InquiryReader
+from relay.kafka.settings import DefaultTiming
 from relay.world import clock
 
 LOOK_S = 0.05

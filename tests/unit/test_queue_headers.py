@@ -19,7 +19,7 @@ from relay.message.identity import content_digest, digest
 from relay.message.queue_headers import MODES, READERS
 from relay.message.record import LogMessage
 from relay.queue.settings import QueueSettings
-from tests.unit.test_capture_publish import Publisher
+from tests.unit.test_capture_publish import Admitting
 from tests.unit.test_queue_mapping import AUDIENCE, configured
 
 HEADERS: Final = sorted(READERS.keys() - {"ce_source", "ce_id", "ce_subject"})
@@ -47,8 +47,8 @@ UNREADABLE: Final = [
 
 
 @pytest.fixture
-def publisher() -> Publisher:
-    return Publisher()
+def publisher() -> Admitting:
+    return Admitting()
 
 
 def block_of(publisher: Any) -> CaptureBlock:
@@ -56,7 +56,7 @@ def block_of(publisher: Any) -> CaptureBlock:
 
 
 @pytest.mark.parametrize(("name", "value", "words"), UNREADABLE)
-def test_a_header_that_no_queue_could_read_is_refused_when_it_is_published(name: str, value: Any, words: str, publisher: Publisher) -> None:
+def test_a_header_that_no_queue_could_read_is_refused_when_it_is_published(name: str, value: Any, words: str, publisher: Admitting) -> None:
     with pytest.raises(CaptureError) as refused:
         block_of(publisher).publish("orders", {}, headers={"tenant": "a", name: value})
 
@@ -107,7 +107,7 @@ VALUES = st.one_of(
 def test_what_publish_takes_queues_read_and_what_it_refuses_they_do_not(
     headers: dict[str, str | bytes], identifier: str, subject: str | None
 ) -> None:
-    publisher = Publisher()
+    publisher = Admitting()
     with suppress(CaptureError):
         block_of(publisher).publish("orders", {}, id=identifier, subject=subject, headers=headers)
     if publisher.admitted:

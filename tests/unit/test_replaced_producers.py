@@ -9,9 +9,9 @@ from weakref import ref
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from relay.capture.publisher import DefaultTiming
 from relay.kafka import appender
 from relay.kafka.appender import Appender, Receipt, Record
+from relay.kafka.settings import DefaultTiming
 from relay.kafka.topics import TopicFacts
 from relay.message.errors import CaptureError
 from relay.world import clock, schedule

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from relay.capture.publisher import DefaultTiming
+from relay.kafka.settings import DefaultTiming
 from relay.kafka.unawaited import UnawaitedAppender
 from relay.message.record import LogPartition
 from relay.world import clock
