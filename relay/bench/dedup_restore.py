@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from relay.config.timing import Timing
 from relay.kafka import settings
-from relay.kafka.bench_clients import append, consume_plainly
+from relay.kafka.plain.clients import append, consume_plainly
 from relay.kafka.reading import PartitionReader
 from relay.kafka.topics import TopicPlan, Topics
 from relay.message.record import LogPartition

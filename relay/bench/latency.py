@@ -16,7 +16,7 @@ from relay.bench.peers import MARKER_KEY_BYTES, beside
 from relay.bench.topic import PLAIN_MESSAGES
 from relay.bench.turns import PARTITIONS, PLAIN, RELAY, lent_topic, lent_worker
 from relay.config.timing import Timing
-from relay.kafka.bench_clients import Steady
+from relay.kafka.plain.clients import Steady
 from relay.kafka.topics import Topics
 from relay.message.errors import CheckFailed
 from relay.world import clock
@@ -67,7 +67,7 @@ def _turn(side: str, topics: Topics, kafka: str, messages: int) -> list[float]:
 def _worker(side: str, topics: Topics, kafka: str, log: str, out: str, messages: int) -> Iterator[list[str]]:
     if side == PLAIN:
         loop = [kafka, log, out, str(PARTITIONS), str(WARM_UP + messages), str(PLAIN_MESSAGES)]
-        yield [sys.executable, "-m", "relay.kafka.plain_loop", *loop]
+        yield [sys.executable, "-m", "relay.kafka.plain.loop", *loop]
         return
     route = f'[routes.bench]\nfrom = ["{log}"]\nto = {{ topic = "{out}" }}\n'
     with lent_worker(topics, kafka, lambda _: route) as command:

@@ -28,8 +28,8 @@ from relay.config.routes import TopicDestination
 from relay.config.timing import Timing
 from relay.delivery.deadletter import Letters
 from relay.delivery.topic.recovery import TopicRecovery
-from relay.kafka.bench_clients import append, consume_plainly
 from relay.kafka.group import GroupConsumer
+from relay.kafka.plain.clients import append, consume_plainly
 from relay.kafka.topics import Topics
 from relay.message.envelope import OUT_DIGEST, OUT_INSTANCE, OUT_N, Headers
 from relay.message.errors import CheckFailed

@@ -15,7 +15,7 @@ from psycopg import sql
 from relay.bench.pace import pace
 from relay.bench.turns import PARTITIONS, PLAIN, RELAY, in_turns, lent_topic, relay_pace, row
 from relay.config.timing import Timing
-from relay.kafka.plain_table_loop import fill, reference_loop
+from relay.kafka.plain.table_loop import fill, reference_loop
 from relay.kafka.topics import Topics
 
 __all__ = ["reference_loop", "run"]
@@ -44,7 +44,7 @@ def run(kafka: str, postgres: str, messages: int = 600_000, rounds: int = 2) -> 
 
         def plain() -> float:
             with _database(postgres) as url, psycopg.connect(url, autocommit=True) as connection:
-                command = [sys.executable, "-m", "relay.kafka.plain_table_loop", kafka, url, log, str(messages)]
+                command = [sys.executable, "-m", "relay.kafka.plain.table_loop", kafka, url, log, str(messages)]
                 return pace(command, _filled(connection, messages), messages)
 
         def relay() -> float:

@@ -13,7 +13,7 @@ from typing import Any, Final
 from relay.bench.pace import pace
 from relay.bench.turns import PARTITIONS, PLAIN, RELAY, in_turns, lent_topic, relay_pace, row
 from relay.config.timing import Timing
-from relay.kafka.plain_loop import fill
+from relay.kafka.plain.loop import fill
 from relay.kafka.topics import Topics
 
 TUNED: Final = "tuned"
@@ -31,7 +31,7 @@ def run(kafka: str, messages: int = 1_500_000, rounds: int = 2) -> dict[str, Any
             def measure() -> float:
                 with lent_topic(topics, "out") as target:
                     loop = [kafka, log, target, str(PARTITIONS), str(messages), str(at_once)]
-                    command = [sys.executable, "-m", "relay.kafka.plain_loop", *loop]
+                    command = [sys.executable, "-m", "relay.kafka.plain.loop", *loop]
                     return pace(command, lambda: _filled(topics, target), messages)
 
             return measure

@@ -26,7 +26,7 @@ from relay.config.loading import load
 from relay.config.model import RelayConfig
 from relay.kafka import settings
 from relay.kafka.appender import Appender, Receipt, Record
-from relay.kafka.plain_transactions import PlainTransactions
+from relay.kafka.plain.transactions import PlainTransactions
 from relay.message.envelope import ID, SOURCE, SPECVERSION, TYPE
 from relay.message.errors import InDoubt, RelayError
 from relay.run import lifeline

@@ -133,7 +133,7 @@ def test_only_the_kafka_folder_knows_the_kafka_client() -> None:
     found = {
         f"{name_of(path)}:{line}"
         for path in modules()
-        if path.parent != ROOT / "kafka"
+        if not path.is_relative_to(ROOT / "kafka")
         for module, line in imports(path)
         if module.split(".")[0] == "confluent_kafka"
     }
