@@ -146,7 +146,12 @@ def has_captured(relay: str, kafka: Mapping[str, str], query: str, *, behind: in
 
 def last_planned(spark: SparkSession, checkpoint: Place) -> int:
     """Return the last batch that a checkpoint knows, -1 if it knows none: Spark writes down there what a batch has before it runs it."""
-    return max(_batches(spark, f"{checkpoint}/offsets"), default=-1)
+    return _last(spark, f"{checkpoint}/offsets")
+
+
+def last_ended(spark: SparkSession, checkpoint: Place) -> int:
+    """Return the last batch that a checkpoint knows to be done, -1 if it knows none."""
+    return _last(spark, f"{checkpoint}/commits")
 
 
 def taken(spark: SparkSession, checkpoint: Place) -> dict[str, dict[int, int]]:
@@ -155,12 +160,9 @@ def taken(spark: SparkSession, checkpoint: Place) -> dict[str, dict[int, int]]:
     Read from the checkpoint (Spark's commits and offsets, one file for each batch), so that it also holds after a run
     that died behind its last batch.
     """
-    ended = _batches(spark, f"{checkpoint}/commits")
-    if not ended:
-        return {}
-    last = max(ended)
+    last = last_ended(spark, checkpoint)
     found: dict[str, dict[int, int]] = {}
-    for line in _batches(spark, f"{checkpoint}/offsets").get(last, []):
+    for line in kept(spark, f"{checkpoint}/offsets/{last}").decode().splitlines():
         if line.startswith("{") and '"batchWatermarkMs"' not in line:
             for topic, offsets in orjson.loads(line).items():
                 found[topic] = {int(partition): int(offset) for partition, offset in offsets.items()}
@@ -211,9 +213,19 @@ def keep(spark: SparkSession, path: Place, content: bytes) -> None:
 
 @using_places()
 def kept(spark: SparkSession, path: Place) -> bytes:
-    """Return what was written there, nothing where nothing was, or where its writer was killed between two steps."""
-    lines = spark.read.text(str(path)).collect() if exists(spark, path) else []
-    return "\n".join(line.value for line in lines).encode()
+    """Return what was written there, nothing where nothing was, or where its writer was killed between two steps.
+
+    Not by a reader of Spark's: it takes brackets and stars in a path for a pattern, and finds nothing, or what lies elsewhere.
+    """
+    system, found = _located(spark, path)
+    if not system.exists(found):
+        return b""
+    java: Any = spark
+    stream = system.open(found)
+    try:
+        return bytes(java._jvm.org.apache.commons.io.IOUtils.toByteArray(stream))  # noqa: SLF001 - the only way to Spark's file systems
+    finally:
+        stream.close()
 
 
 def _located(spark: SparkSession, path: Place) -> tuple[Any, Any]:
@@ -222,19 +234,9 @@ def _located(spark: SparkSession, path: Place) -> tuple[Any, Any]:
     return found.getFileSystem(java._jsc.hadoopConfiguration()), found  # noqa: SLF001
 
 
-@using_places()
-def _batches(spark: SparkSession, folder: Place) -> dict[int, list[str]]:
-    from pyspark.errors import AnalysisException  # noqa: PLC0415 - see the package
-
-    try:
-        rows = spark.read.text(str(folder)).selectExpr("_metadata.file_name as batch", "value").collect()
-    except AnalysisException:
-        return {}  # nothing was ever taken
-    found: dict[int, list[str]] = {}
-    for row in rows:
-        if row.batch.isdigit():
-            found.setdefault(int(row.batch), []).append(row.value)
-    return found
+def _last(spark: SparkSession, folder: Place) -> int:
+    """Return the highest number by which a file of a folder is called, -1 if none is."""
+    return max((int(name) for name in names(spark, folder) if name.isdigit()), default=-1)
 
 
 def _sentence(name: str, text: str, checkpoint: Place, anew: str, words: str = "") -> RelayError:

@@ -128,7 +128,11 @@ def test_a_partition_that_the_topic_does_not_have_stops_the_batch_with_a_sentenc
     assert placed(None) == crc32(b"a") % 4
 
 
-def test_what_is_archived_is_what_the_last_batch_that_ended_had_taken(spark: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("called", ["progress", "progress [new]", "{progress}*"])
+def test_what_is_archived_is_what_the_last_batch_that_ended_had_taken(spark: Any, tmp_path: Path, called: str) -> None:
+    """Also in a folder whose name Spark's readers take for a pattern: they found nothing, or another one's progress."""
+    tmp_path = tmp_path / called
+    tmp_path.mkdir()
     assert taken(spark, tmp_path) == {}
     for number in (9, 10, 11):
         for folder in ("offsets", "commits") if number < 11 else ("offsets",):
@@ -140,7 +144,7 @@ def test_what_is_archived_is_what_the_last_batch_that_ended_had_taken(spark: Any
 
 
 def test_a_small_file_is_kept_in_the_place_of_the_one_before(spark: Any, tmp_path: Path) -> None:
-    path = tmp_path / "progress" / "topics.json"
+    path = tmp_path / "progress [new]" / "topics.json"
     assert kept(spark, path) == b""
 
     for content in (b'{"orders": 1}', b'{"orders": 1, "bills": 2}'):
