@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from py4j.protocol import Py4JError, Py4JJavaError
+from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as sql
 
@@ -109,7 +110,7 @@ def unpack(work: Path) -> Path:
 
 def session(master: str) -> SparkSession:
     """Start Spark, with few shuffle partitions and no user interface; refuse a version without its connector."""
-    built = (
+    builder = (
         SparkSession.builder.master(master)
         .appName("relay-flights")
         .config("spark.ui.enabled", "false")
@@ -119,8 +120,12 @@ def session(master: str) -> SparkSession:
         .config("spark.sql.shuffle.partitions", "4")
         .config("spark.sql.adaptive.enabled", "false")
         .config("spark.sql.mapKeyDedupPolicy", "LAST_WIN")
-        .getOrCreate()
     )
+    try:
+        built = builder.getOrCreate()
+    except (Py4JError, PySparkException) as error:
+        said = cause(error) if isinstance(error, Py4JJavaError) else " ".join(str(error).split())
+        raise Refused(2, f"--master {master}: Spark does not start ({said}); correct it, or what Spark says before this.") from error
     if not built.version.startswith(SPARK_VERSION):
         raise Refused(2, f"Spark is {built.version}, but the Kafka connector in use is for {SPARK_VERSION}x.")
     return built

@@ -428,6 +428,9 @@ def test_a_master_with_which_spark_does_not_start_is_a_sentence(monkeypatch: pyt
 
     with pytest.raises(ConfigError, match=r"^--master foo: Spark does not start \(\[JAVA_GATEWAY_EXITED\].*; correct it"):
         session.start("capture", "foo")
+    with pytest.raises(flights.Refused, match=r"^--master foo: Spark does not start \(\[JAVA_GATEWAY_EXITED\].*; correct it") as refused:
+        flights.session("foo")
+    assert refused.value.code == 2
 
 
 THROUGH_CSV = "\n\tat org.apache.spark.sql.execution.datasources.csv.CSVFileFormat.$anonfun$buildReader$2(CSVFileFormat.scala:142)"
