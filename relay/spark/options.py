@@ -88,11 +88,12 @@ def check_kafka(kafka: Mapping[str, str], *, allow_plaintext: bool = False) -> N
 
 
 def check_sink(sink: Mapping[str, str]) -> None:
-    """Raise ConfigError for a setting of Spark's sink by which rows that it has reported may be lost, or change places.
+    """Raise ConfigError for a setting of Spark's sink by which rows that it has reported may be lost, lie on other brokers, or change places.
 
     A row with a key lies where the sink's own partitioner puts the key: only there its repeat is known.
     """
     needed = {
+        "kafka.bootstrap.servers": (),
         "kafka.acks": ("all", "-1"),
         "kafka.enable.idempotence": ("true",),
         "kafka.partitioner.class": (),

@@ -191,6 +191,7 @@ def test_an_option_that_cannot_be_is_a_sentence(given: dict[str, str], sentence:
     ("name", "value"),
     [
         ("kafka.acks", "1"), ("Kafka.Acks", "0"), ("kafka.enable.idempotence", "false"), ("kafka.partitioner.ignore.keys", "true"),
+        ("kafka.bootstrap.servers", "another:9092"),
         ("kafka.partitioner.class", "org.apache.kafka.clients.producer.RoundRobinPartitioner"),
     ],
 )  # fmt: skip
