@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import codecs
+import locale
 import os
 import shlex
 import subprocess
@@ -80,6 +82,7 @@ def submission(name: str, arguments: Sequence[str], tell: jars.Tell = lambda _: 
     )
     environment = {
         **os.environ,
+        **_letters(),
         # The job starts its JVM with these. Under spark-submit, which starts the job, both its outputs would be one.
         "PYSPARK_SUBMIT_ARGS": shlex.join(jvm),
         "SPARK_HOME": str(home),
@@ -90,6 +93,11 @@ def submission(name: str, arguments: Sequence[str], tell: jars.Tell = lambda _: 
     if java.executable.parent.name == "bin":
         environment["JAVA_HOME"] = str(java.executable.resolve().parent.parent)
     return Submission((sys.executable, str(known[name]), *arguments), environment)
+
+
+def _letters() -> dict[str, str]:
+    """Return by what Java spells the names of files in UTF-8, as Python does in any locale: in one without it makes `?` of other letters."""
+    return {} if codecs.lookup(locale.getencoding()).name == "utf-8" else {"LC_ALL": "C.UTF-8"}
 
 
 def connector_jars(tell: jars.Tell = lambda _: None, further: Sequence[str] = ()) -> list[Path]:

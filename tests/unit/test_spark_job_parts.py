@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import locale
 import re
 import threading
 from pathlib import Path
@@ -22,6 +23,7 @@ from relay.jobs.following import Following, _sentence, exists
 from relay.jobs.page import bars, lines, page
 from relay.jobs.records import Broker, java_settings
 from relay.jobs.windows import Window
+from relay.local import spark as submitting
 from relay.message.errors import ConfigError, RelayError, Unreachable
 from spark import archive, audit, capture, correlate, flights
 
@@ -431,6 +433,17 @@ def test_a_master_with_which_spark_does_not_start_is_a_sentence(monkeypatch: pyt
     with pytest.raises(flights.Refused, match=r"^--master foo: Spark does not start \(\[JAVA_GATEWAY_EXITED\].*; correct it") as refused:
         flights.session("foo")
     assert refused.value.code == 2
+
+
+@pytest.mark.parametrize(("encoding", "is_set"), [("UTF-8", False), ("utf8", False), ("ANSI_X3.4-1968", True), ("ISO-8859-1", True)])
+def test_java_spells_the_names_of_files_as_python_does(monkeypatch: pytest.MonkeyPatch, *, encoding: str, is_set: bool) -> None:
+    """Under LC_ALL=C an archive in a folder called archïve was written into one called arch?ve, and failed."""
+    monkeypatch.setattr(locale, "getencoding", lambda: encoding)
+    monkeypatch.setattr(submitting, "connector_jars", lambda *_: [])
+    monkeypatch.setattr(submitting, "find_java", lambda: SimpleNamespace(executable=Path("/java/java")))
+    monkeypatch.setenv("LC_ALL", "before")
+
+    assert submitting.submission("archive", []).environment["LC_ALL"] == ("C.UTF-8" if is_set else "before")
 
 
 THROUGH_CSV = "\n\tat org.apache.spark.sql.execution.datasources.csv.CSVFileFormat.$anonfun$buildReader$2(CSVFileFormat.scala:142)"
