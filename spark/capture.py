@@ -7,6 +7,7 @@ Run it with ``relay spark capture CONFIG --help``.
 
 from __future__ import annotations
 
+import re
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
@@ -44,6 +45,8 @@ AS_THEY_ARE = {"ignoreNullFields": "false", **MICROSECONDS}
 REPLACED = "\ufffd"
 """What Spark reads in the place of bytes that are no character."""
 NESTED = ("array<", "struct<", "map<")
+PATTERN = re.compile(r"[\\*?\[\]{}]")
+"""What Spark's readers take for a part of a pattern in a path."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -160,13 +163,18 @@ def _read_files(spark: SparkSession, options: Namespace) -> DataFrame:
     if not Path(options.input).exists() and "://" not in options.input:
         raise ConfigError(f"{options.input}: there is no such directory; create it or correct the path")
     settings = _settings(options)
+    place = _by_its_letters(options.input)
+    if place != options.input and Path(options.input).is_dir():
+        settings["basePath"] = options.input  # below a pattern Spark would see no columns in folders' names
     schema = options.schema
+    if schema is None and place != options.input and options.format == "csv":
+        raise ConfigError(f"{options.input}: Spark finds no columns of CSV below a name with one of \\ * ? [ ] {{ }}; give --schema, or rename it")
     if schema is None:
         try:
             schema = (
                 spark.read.options(**settings, inferSchema="true", mergeSchema="true")  # else one Parquet file speaks for all
                 .format(options.format)
-                .load(options.input)
+                .load(place)
                 .schema
             )
             if options.format != "parquet":
@@ -183,8 +191,13 @@ def _read_files(spark: SparkSession, options: Namespace) -> DataFrame:
         reader = spark.readStream.schema(schema)
     except ParseException as error:
         raise ConfigError(f"--schema {schema}: not columns with their types, such as 'id string, at timestamp'") from error
-    rows = reader.options(**settings).format(options.format).load(options.input)
+    rows = reader.options(**settings).format(options.format).load(place)
     return _refuse_other_encodings(rows, options.id.split(",")) if options.format == "csv" else rows  # JSON is refused as it is read
+
+
+def _by_its_letters(place: str) -> str:
+    """Return a path of this machine as one that Spark's readers take for no pattern, which would match nothing; of an address it may be one."""
+    return place if "://" in place else PATTERN.sub(r"\\\g<0>", place)
 
 
 def _refuse_other_encodings(rows: DataFrame, ids: Sequence[str]) -> DataFrame:
@@ -223,7 +236,7 @@ def _refuse_alike(reader: DataFrameReader, options: Namespace, schema: StructTyp
     found = [field for field in schema if field.name in ids and isinstance(field.dataType, AtomicType) and not isinstance(field.dataType, StringType)]
     if not found or not {*ids} <= {*schema.names}:
         return  # that a column is missing is said with the others
-    texts = reader.schema(StructType([StructField(one.name, StringType()) if one in found else one for one in schema])).load(options.input)
+    texts = reader.schema(StructType([StructField(one.name, StringType()) if one in found else one for one in schema])).load(_by_its_letters(options.input))
     # What a cast does not take as the reader does stays as it is written: unlike all others.
     read = {one.name: sql.coalesce(_column(one.name).try_cast(one.dataType).cast("string"), _column(one.name)) for one in found}
     written = sql.to_json(sql.array(*(_column(name).cast("string") for name in ids)))
