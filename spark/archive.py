@@ -26,6 +26,7 @@ from relay.jobs.following import (
     exists,
     keep,
     kept,
+    last_ended,
     last_planned,
     names,
     qualified,
@@ -127,9 +128,10 @@ def checkpoint_of(spark: SparkSession, to: str, state: Path, given: Place | None
 
 
 def refuse_another_archive(spark: SparkSession, to: str, by: str, checkpoint: Place) -> None:
-    """Raise ConfigError for an archive that has batches of which its checkpoint knows nothing, or that has other periods.
+    """Raise ConfigError for an archive that has batches of which its checkpoint knows nothing, or lacks some, or that has other periods.
 
-    The file sink would skip, as written before, what such batches have now; and no reader takes folders of days and of hours together.
+    The file sink would skip, as written before, what such batches have now; what an archive lacks would be called archived; and no reader
+    takes folders of days and of hours together.
     """
     written = max((int(one.partition(".")[0]) for one in names(spark, f"{to}/_spark_metadata") if one[0].isdigit()), default=-1)
     planned = last_planned(spark, checkpoint)
@@ -137,6 +139,13 @@ def refuse_another_archive(spark: SparkSession, to: str, by: str, checkpoint: Pl
         raise ConfigError(
             f"--to {to}: it has batch {written} by now, and {checkpoint} {f'ends with batch {planned}' if planned >= 0 else 'is new'}: it went "
             "back, or is another archive's, and Spark would skip what comes first; bring the checkpoint back, or give another --to"
+        )
+    ended = last_ended(spark, checkpoint)
+    if ended > written:
+        raise ConfigError(
+            f"--to {to}: it {f'ends with batch {written}' if written >= 0 else 'has no batch'} by now, and {checkpoint} has written there up to batch {ended}: "
+            "it was removed or put back, and what it had would be called archived; bring it back, or give another --to, to which no other's "
+            "--checkpoint is given"
         )
     began = _period(spark, to)
     if began not in (None, by):

@@ -125,6 +125,23 @@ class TestArchive:
 
         assert self.archived(spark, tmp_path, 3) == ["1", "2"], "Spark has skipped what came, and called it done"
 
+    def test_an_archive_that_was_removed_or_put_back_is_refused(self, spark: Any, tmp_path: Path) -> None:
+        """Its checkpoint goes on behind what it had, and that was called archived."""
+        to, progress, older = tmp_path / "to", tmp_path / "progress", tmp_path / "older"
+        self.archived(spark, tmp_path, 1)
+        shutil.copytree(to, older)
+        (tmp_path / "log" / "none.json").touch()  # a batch without a row, as one of nothing but Kafka's own markers
+        self.archived(spark, tmp_path, 2)
+        refuse_another_archive(spark, str(to), "day", progress)
+        shutil.rmtree(to)
+
+        with pytest.raises(ConfigError, match=r"to: it has no batch by now, and .*progress has written there up to batch 1"):
+            refuse_another_archive(spark, str(to), "day", progress)
+
+        older.rename(to)
+        with pytest.raises(ConfigError, match=r"to: it ends with batch 0 by now, and .*progress has written there up to batch 1"):
+            refuse_another_archive(spark, str(to), "day", progress)
+
     @pytest.mark.parametrize("began", PERIODS)
     @pytest.mark.parametrize("by", PERIODS)
     def test_an_archive_keeps_its_periods(self, spark: Any, tmp_path: Path, began: str, by: str) -> None:
