@@ -256,6 +256,25 @@ def test_a_batch_for_a_topic_of_the_relays_own_is_refused(spark: Any, monkeypatc
         batches.capture_batch(rows, 7, relay="shop", topic="shop.decisions", kafka={"bootstrap.servers": "127.0.0.1:1"}, query="q")
 
 
+@pytest.mark.parametrize(("columns", "said"), [
+    (["value", "id", "'z' as id"], "column id is there more than once"),
+    (["value", "array(id, value) as id"], r"column id is array<string>, of which different ones may be written alike"),
+    (["value", "timestamp_seconds(1) as id"], r"column id is timestamp, of which Europe/Berlin writes two alike"),
+    (["struct(value) as value", "id"], r"column value is struct<value:string>, .*to_json"),
+    (["value", "id", "7 as key"], r"column key is int; cast it to binary or string"),
+])  # fmt: skip
+def test_columns_that_cannot_be_written_or_call_different_rows_alike_are_refused(
+    spark: Any, monkeypatch: pytest.MonkeyPatch, columns: list[str], said: str
+) -> None:
+    """Of two rows with the ids ["a, b"] and ["a", "b"], or 02:30 before and behind the shift of the clock, one was lost as the other's repeat."""
+    monkeypatch.setattr(batches, "check_topics", lambda *_: {"orders": 1})
+    monkeypatch.setattr(batches, "UnitDecider", None)  # nothing is asked of brokers before
+    rows = spark.createDataFrame([("a", "1")], "value string, id string").selectExpr(*columns)
+
+    with pytest.raises(ConfigError, match=said):
+        batches.capture_batch(rows, 7, relay="shop", topic="orders", kafka={"bootstrap.servers": "127.0.0.1:1"}, query="q")
+
+
 @pytest.mark.parametrize(("told", "is_streams"), [("7", True), (None, False), ("6", False)])
 def test_a_batch_is_a_streams_if_that_has_numbered_it(
     spark: Any, monkeypatch: pytest.MonkeyPatch, told: str | None, is_streams: bool
