@@ -269,10 +269,12 @@ def test_columns_that_cannot_be_written_or_call_different_rows_alike_are_refused
     """Of two rows with the ids ["a, b"] and ["a", "b"], or 02:30 before and behind the shift of the clock, one was lost as the other's repeat."""
     monkeypatch.setattr(batches, "check_topics", lambda *_: {"orders": 1})
     monkeypatch.setattr(batches, "UnitDecider", None)  # nothing is asked of brokers before
+    spark.conf.set("spark.sql.session.timeZone", "Europe/Berlin")
     rows = spark.createDataFrame([("a", "1")], "value string, id string").selectExpr(*columns)
 
     with pytest.raises(ConfigError, match=said):
         batches.capture_batch(rows, 7, relay="shop", topic="orders", kafka={"bootstrap.servers": "127.0.0.1:1"}, query="q")
+    spark.conf.unset("spark.sql.session.timeZone")
 
 
 @pytest.mark.parametrize(("told", "is_streams"), [("7", True), (None, False), ("6", False)])
