@@ -56,7 +56,7 @@ def text_of(path: Path) -> str:
     """Read a configuration file's text; ConfigError says why it cannot be read."""
     remedy = "give the path of a configuration, such as relay.toml"
     try:
-        return path.read_text("utf-8")
+        return path.read_text("utf-8-sig")  # some editors begin a file with a byte order mark, which TOML has no word for
     except OSError as error:
         raise_limit(error)
         raise ConfigError(f"{path}: the file cannot be read ({error.strerror}); {remedy}") from None

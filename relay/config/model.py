@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
 
 from relay.config.faults import Wrong
 from relay.config.queues import QueueConfig
@@ -102,6 +102,12 @@ class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
 
+def _state_rule(value: Any) -> Any:
+    if value == "":  # as of a variable that is not set: the configuration's own folder would be filled
+        raise Wrong("it names nothing", 'name a directory, such as "./state"')
+    return value
+
+
 class RelaySection(_Section):
     """The section ``[relay]``. ``instance`` with the worker's number makes the transactional ids, so it is stable.
 
@@ -113,7 +119,7 @@ class RelaySection(_Section):
 
     name: Name
     instance: Annotated[str, AfterValidator(_instance_rule)]
-    state: Path = Path("state")
+    state: Annotated[Path, BeforeValidator(_state_rule)] = Path("state")
     allow_plaintext: bool = False
     replication: int | None = Field(default=None, ge=1, le=9)
     partition_verification: Literal["ask", "assured", "absent"] = "ask"

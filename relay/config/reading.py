@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -136,9 +137,12 @@ class _Reading:
         for key in [key for key in settings if (key.endswith(".location") or key == BEARER_FILE) and key not in known]:
             if settings[key] == MACHINES_OWN:
                 continue
+            if not settings[key]:  # as of a variable that is not set: the folder itself, and a client may look for certificates there
+                refused.append(Refusal(key, "it names nothing", "name a file, or leave the setting out"))
+                continue
             path = self.folder / settings[key]
             settings[key] = str(path)
-            if (reason := _unreadable(path)) is not None:
+            if (reason := _unreadable(path, may_be_folder=key in _FOLDERS)) is not None:
                 remedy = "correct the path, which is relative to the configuration's folder, or the right to read it"
                 refused.append(Refusal(key, f"the file cannot be read ({reason})", remedy))
         for refusal in refused:
@@ -230,13 +234,13 @@ class _Reading:
         if path is None:
             return {}
         path = self.folder / path
+        if (reason := _unreadable(path)) is not None:
+            self.faults.append(Fault(f"{key}.schema", str(path), f"the file cannot be read ({reason})", "correct the path"))
+            return {}
         try:
             fastavro.parse_schema(json.loads(path.read_text("utf-8")))
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001 - whatever a parser of a stranger's file raises means one thing
             raise_limit(error)
-            problem = f"the file cannot be read ({error.strerror})"
-            self.faults.append(Fault(f"{key}.schema", str(path), problem, "correct the path"))
-        except Exception:  # noqa: BLE001 - whatever a parser of a stranger's file raises means one thing
             self.faults.append(Fault(f"{key}.schema", str(path), "not an Avro schema", "correct the file"))
         return {"schema_": path}
 
@@ -308,13 +312,21 @@ class _Reading:
         return found
 
 
-def _unreadable(path: Path) -> str | None:
-    """Return why a file cannot be read; a folder of certificates is for the client to look into."""
+_FOLDERS: Final = ("ssl.ca.location",)
+"""Which settings may name a folder of certificates; that is for the client to look into."""
+
+
+def _unreadable(path: Path, *, may_be_folder: bool = False) -> str | None:
+    """Return why a file cannot be read."""
     try:
-        if path.is_fifo():
+        mode = path.stat().st_mode
+        if stat.S_ISFIFO(mode):
             return "it is a pipe, which is read once, and whoever opens it may wait for ever"
-        if not path.is_dir():
-            path.open("rb").close()
+        if stat.S_ISDIR(mode) and may_be_folder:
+            return None
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+            return "it is a device or a socket, which may have no end"
+        path.open("rb").close()
     except OSError as error:
         raise_limit(error)
         return error.strerror or "unknown"

@@ -111,12 +111,17 @@ class Substitution:
                 problem = "it is a pipe, which is read once, and whoever opens it may wait for ever"
                 self._wrong(key, text, problem, "name a file, which each process reads for itself")
                 return ""
+            if not stat.S_ISREG(facts.st_mode) and not stat.S_ISDIR(facts.st_mode):
+                problem = "it is a device or a socket, which may have no end"
+                self._wrong(key, text, problem, "name a file, which each process reads for itself")
+                return ""
             if facts.st_size > _FILE_BYTES_MAX:
                 self._wrong(
                     key, text, "the file is larger than 1 MiB", "name the file that holds the value only"
                 )
                 return ""
-            content = path.read_text("utf-8").rstrip("\r\n")
+            # An editor's byte order mark is no part of a password, and nobody would see it there.
+            content = path.read_text("utf-8-sig").rstrip("\r\n")
         except (OSError, UnicodeDecodeError, ValueError) as error:
             raise_limit(error)
             reason = getattr(error, "strerror", None) or "not a readable text file"
