@@ -10,7 +10,7 @@ import shutil
 import signal
 import subprocess
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final
@@ -172,8 +172,8 @@ class KafkaCluster:
     def wait_until_ready(self) -> None:
         """Return when the metadata of each listener names every broker; CheckFailed when a broker ends before."""
         for broker in self.plan.brokers:
-            check, cluster_id = self._check_alive(broker.node_id), self.plan.cluster_id
-            wait_for_brokers(broker.listener, len(self.plan.brokers), START_TIMEOUT_S, check, cluster_id=cluster_id)
+            count, cluster_id = len(self.plan.brokers), self.plan.cluster_id
+            wait_for_brokers(broker.listener, count, START_TIMEOUT_S, self._check_alive, cluster_id=cluster_id)
 
     def stop(self) -> int:
         """Stop every broker cleanly (SIGTERM, then SIGKILL after a grace); the data stays. Returns how many ran."""
@@ -192,13 +192,12 @@ class KafkaCluster:
     def _home(self, node_id: int) -> Path:
         return self.directory / str(node_id)
 
-    def _check_alive(self, node_id: int) -> Callable[[], None]:
-        def check() -> None:
-            if self.process(node_id) is None:
-                log = self._home(node_id) / "broker.log"
-                raise CheckFailed(f"Broker {node_id} ended while starting; the end of {log}:\n{tail(log)}")
-
-        return check
+    def _check_alive(self) -> None:
+        # All of them, whoever is asked: without one that has ended no other ever names every broker.
+        for broker in self.plan.brokers:
+            if self.process(broker.node_id) is None:
+                log = self._home(broker.node_id) / "broker.log"
+                raise CheckFailed(f"Broker {broker.node_id} ended while starting; the end of {log}:\n{tail(log)}")
 
     def _format(self, broker: BrokerPlan, java: str, jars: Sequence[Path]) -> None:
         """Write the broker's settings, and on first use format its storage."""

@@ -44,7 +44,8 @@ class LocalServices:
         ``postgres`` is True for a server of our own, False for none, or the URL of an existing one, which is
         only probed. Several brokers give replication factor 3 and two in-sync replicas at least. Without a
         ``kafka_version`` that of ``RELAY_KAFKA_VERSION`` counts, and without both the directory's own, or the default.
-        Raises ConfigError when the directory's services were set up otherwise than asked for now.
+        Raises ConfigError when the directory's services were set up otherwise than asked for now. Where it fails, or is
+        interrupted, what it has started is stopped again; brokers that are only late go on.
         """
         if brokers < 1:
             raise ConfigError(f"--brokers {brokers} is too few: give 1 or more.")
@@ -57,16 +58,18 @@ class LocalServices:
             if isinstance(postgres, str):
                 check_answers(postgres)
             _keep(directory, postgres)
-            started = cluster.launch(tell)
-            if postgres is True:
+            server = PostgresServer(directory / "postgres")
+            late: Unreachable | None = None
+            with _stopped_unless_done(cluster, server, tell):
+                cluster.launch(tell)
+                if postgres is True:
+                    server.start(tell)  # while the brokers boot
                 try:
-                    PostgresServer(directory / "postgres").start(tell)  # while the broker boots
-                except BaseException:
-                    # Whoever is told that nothing started looks for no brokers. As they boot, they obey no SIGTERM.
-                    for broker in started:
-                        cluster.kill(broker.node_id)
-                    raise
-            cluster.wait_until_ready()
+                    cluster.wait_until_ready()
+                except Unreachable as error:
+                    late = error
+            if late is not None:  # nothing of it has failed: it goes on starting, and who calls again waits on
+                raise late
         return cls(directory, cluster.bootstrap, _postgres_url(directory))
 
     @classmethod
@@ -158,6 +161,25 @@ def _cluster(
         )
     fresh = ClusterPlan.new(count, port or first.port, advertise)
     return KafkaCluster(home, replace(kept, brokers=fresh.brokers), settings)
+
+
+@contextmanager
+def _stopped_unless_done(cluster: KafkaCluster, server: PostgresServer, tell: Tell) -> Iterator[None]:
+    """Stop what was started inside where it comes to nothing: whoever is told so looks for no processes. What ran before goes on."""
+    brokers = [broker.node_id for broker in cluster.plan.brokers if cluster.process(broker.node_id) is None]
+    postgres_ran = server.is_running()
+    try:
+        yield
+    except BaseException:
+        begun = [node for node in brokers if cluster.process(node) is not None]
+        for node in begun:
+            cluster.kill(node)  # as they boot, they obey no SIGTERM
+        said = [f"broker {node}" for node in begun]
+        if not postgres_ran and server.stop():
+            said.append("PostgreSQL")
+        if said:
+            tell(f"Stopped again, since not all of it came up: {', '.join(said)}")
+        raise
 
 
 def _keep(directory: Path, postgres: bool | str) -> None:
