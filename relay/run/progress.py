@@ -19,6 +19,8 @@ from relay.world.seldom import AT_THE_END, Seldom
 log = structlog.get_logger("relay.progress")
 PERIOD_S: Final = 2.0
 WAITING_SHOWN_MAX: Final = 20
+STEP_MS: Final = 1000
+"""By so much the wall clock was set, rather than that two readings of two clocks lie apart."""
 
 Write = Callable[[dict[str, Any], bool], None]
 """Given the record and whether it is the last one, make it readable for others."""
@@ -31,6 +33,9 @@ class Progress:
         self, identity: Mapping[str, Any], write: Write, lost: Callable[[], int] = int, unread: Unread | None = None
     ) -> None:
         self._identity = {**identity, "started_at": clock.wall_ms()}
+        # Moments are kept by the clock that nobody sets, and told by how long ago they were: else a wall clock that is put
+        # back hides for as long that a partition stands still, and one that is put on calls the next message's wait a stall.
+        self._started = clock.monotonic()
         self._write = write
         self._lost = lost
         self._unread = unread or nothing_unread()
@@ -42,10 +47,10 @@ class Progress:
         self._moved_at = clock.monotonic()
         self._ends: dict[LogPartition, int] = {}
         self._positions: dict[LogPartition, int] = {}
-        self._partition_moved: dict[LogPartition, int] = {}
+        self._partition_moved: dict[LogPartition, float] = {}
         self._last_error: str | None = None
-        self._last_error_at: int | None = None
-        self._failing_since: int | None = None
+        self._last_error_at: float | None = None
+        self._failing_since: float | None = None
         self._last: tuple[Intake, Destination] | None = None
         self._dead_seen: dict[str, int] = {}
         self._dead = Seldom()
@@ -83,14 +88,15 @@ class Progress:
 
     def failed(self, why: str) -> None:
         """Note the last failure, for people."""
-        self._last_error, self._last_error_at = why[:500], clock.wall_ms()
-        self._failing_since = self._failing_since or self._last_error_at
+        self._last_error, self._last_error_at = why[:500], clock.monotonic()
+        if self._failing_since is None:
+            self._failing_since = self._last_error_at
 
     def caught_up(self, partition: LogPartition, end: int) -> None:
         """Note that the reader has seen the end of a partition."""
         self._ends[partition] = end
         if self._positions.get(partition, 0) >= end:
-            self._partition_moved[partition] = clock.wall_ms()
+            self._partition_moved[partition] = clock.monotonic()
 
     def idle_for(self, now: float, partitions: Iterable[LogPartition]) -> float:
         """Seconds since anything moved; 0 as long as some partition was not read to its end."""
@@ -127,7 +133,7 @@ class Progress:
         for partition, position in running.items():
             if self._positions.get(partition) != position:
                 self._positions[partition] = position
-                self._partition_moved[partition] = clock.wall_ms()
+                self._partition_moved[partition] = clock.monotonic()
         if now < self._beat_at:
             return
         self._beat_at = now + PERIOD_S
@@ -147,12 +153,17 @@ class Progress:
     def _record(self, intake: Intake, destination: Destination) -> dict[str, Any]:
         counts = destination.counts
         self._say_dead(counts.causes)
+        at, now = clock.wall_ms(), clock.monotonic()
+
+        def told(moment: float | None) -> int | None:
+            return None if moment is None else at - round((now - moment) * 1000)
+
         return {
-            **self._identity,
-            "at": clock.wall_ms(),
+            **self._started_identity(at - round((now - self._started) * 1000)),
+            "at": at,
             "state": self._state,
             "partitions": [
-                *(self._partition(partition, intake, destination) for partition in sorted(intake.partitions)),
+                *(self._partition(partition, intake, destination, told) for partition in sorted(intake.partitions)),
                 *(_waits(place, why) for place, why in self._stuck.items() if place not in intake.partitions),
             ],
             "counts": {
@@ -170,9 +181,15 @@ class Progress:
             },
             "causes": dict(counts.causes),
             "last_error": self._last_error,
-            "last_error_at": self._last_error_at,
-            "failing_since": self._failing_since,
+            "last_error_at": told(self._last_error_at),
+            "failing_since": told(self._failing_since),
         }
+
+    def _started_identity(self, started_at: int) -> dict[str, Any]:
+        """A start is told as one moment, since counters begin with it, until the wall clock was set."""
+        if abs(started_at - self._identity["started_at"]) > STEP_MS:
+            self._identity["started_at"] = started_at
+        return self._identity
 
     def _position(self, partition: LogPartition, held: PartitionHolds) -> int:
         return self._positions.get(partition, held.position())
@@ -181,14 +198,16 @@ class Progress:
         """Is all delivered that the reader knows of?"""
         return self._position(partition, held) >= max(self._ends.get(partition, 0), held.read_to)
 
-    def _partition(self, partition: LogPartition, intake: Intake, destination: Destination) -> dict[str, Any]:
+    def _partition(
+        self, partition: LogPartition, intake: Intake, destination: Destination, told: Callable[[float | None], int | None]
+    ) -> dict[str, Any]:
         held = intake.partitions[partition]
         position = self._position(partition, held)
         end = max(self._ends.get(partition, 0), held.read_to, self._unread.end(partition))
         now = clock.monotonic()
         lost = held.lost()
         if end <= position:
-            self._partition_moved[partition] = clock.wall_ms()
+            self._partition_moved[partition] = now
         return {
             "topic": partition.topic,
             "partition": partition.partition,
@@ -213,7 +232,7 @@ class Progress:
             "stuck": self._stuck.get(partition) or (held_up.lost(*lost) if lost is not None else None),
             "lost_first": lost[0] if lost is not None else None,
             "lost_next": lost[1] if lost is not None else None,
-            "last_progress_at": self._partition_moved.get(partition),
+            "last_progress_at": told(self._partition_moved.get(partition)),
         }
 
 

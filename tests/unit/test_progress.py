@@ -34,8 +34,10 @@ class Said:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, unread: Unread | None = None) -> None:
         self.now = 1000.0
+        self.step_s = 0.0
+        """By how much somebody has set the wall clock since."""
         monkeypatch.setattr(clock, "monotonic", lambda: self.now)
-        monkeypatch.setattr(clock, "wall_ms", lambda: round(self.now * 1000))
+        monkeypatch.setattr(clock, "wall_ms", lambda: round((self.now + self.step_s) * 1000))
         self.records: list[StatusRecord] = []
         self.progress = Progress(
             IDENTITY, lambda record, _: self.records.append(StatusRecord.model_validate(record)), unread=unread
@@ -51,7 +53,7 @@ class Said:
         return self.records[-1]
 
     def judged(self) -> State:
-        return judge_worker(self.records[-1], round(self.now * 1000))[0]
+        return judge_worker(self.records[-1], round((self.now + self.step_s) * 1000))[0]
 
 
 @pytest.fixture
@@ -66,6 +68,39 @@ def test_the_last_error_is_told_with_its_time(said: Said) -> None:
     said.progress.took_over(said.now)
 
     assert (said.beat(at=1).last_error, said.records[-1].last_error_at) == ("the database does not answer", at)
+
+
+@pytest.mark.parametrize("step_s", [-HOUR_S, HOUR_S])
+@pytest.mark.parametrize("has_moved", [True, False])
+def test_a_wall_clock_that_is_set_neither_hides_a_stall_nor_makes_one(said: Said, step_s: float, *, has_moved: bool) -> None:
+    said.intake.start({PLACE: 7}, {"orders": b"i" * 16})
+    said.progress.took_over(said.now)
+    running = {"at": 7} if has_moved else {}
+    said.beat(**running)
+    said.intake.take([Fake(7)], said.now)
+    said.step_s = step_s
+    states = []
+    for _ in range(20):
+        said.now += PERIOD_S
+        said.beat(**running)
+        states.append(said.judged())
+
+    assert states == [State.RUNNING] * 14 + [State.STALLED] * 6
+    assert len({one.started_at for one in said.records}) == 2, "it is told anew when the clock was set, and only then"
+
+
+@pytest.mark.parametrize("step_s", [-HOUR_S, HOUR_S])
+def test_a_wall_clock_that_is_set_does_not_change_for_how_long_a_worker_cannot_take_over(said: Said, step_s: float) -> None:
+    said.beat(at=1)
+    said.progress.failed("the database does not answer")
+    said.step_s = step_s
+    judged = []
+    for _ in range(20):
+        said.now += PERIOD_S
+        said.progress.state("recovering")
+        judged.append(said.judged())
+
+    assert judged == [State.RECOVERING] * 14 + [State.STALLED] * 6
 
 
 def test_who_drains_has_no_error_left_that_would_seem_to_be_why_it_stopped(said: Said) -> None:
