@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import psycopg
 
 # Connection, transaction rollback (deadlock, serialization), resources, operator intervention, system error.
 _RETRY_CLASSES: Final = frozenset({"08", "40", "53", "57", "58"})
+_READ_ONLY: Final = "25006"
+_SAYS_READ_ONLY: Final = ("default_transaction_read_only", "in_hot_standby")
 _RETRY_STATES: Final = frozenset({
     "55P03",  # lock_not_available: another transaction holds the row, perhaps our own of a lost connection
-    "25006",  # read_only_sql_transaction: a standby, until it is promoted
+    _READ_ONLY,  # read_only_sql_transaction: a standby, until it is promoted
     "25P03",  # idle_in_transaction_session_timeout
     "25P04",  # transaction_timeout
 })
@@ -37,6 +39,21 @@ _NO_PLACE: Final = "MarkAsPreparing"
 def is_servers(state: str) -> bool:
     """Is a SQLSTATE the server's or the network's doing, such that a later try may do?"""
     return state[:2] in _RETRY_CLASSES or state in _RETRY_STATES
+
+
+def only_reads(error: BaseException | None) -> bool:
+    """Is it, or what it came of, the word that nothing is written in this session?
+
+    A session keeps what the server, or its role, said when it began, and may be with a standby since a failover: another one has to be begun.
+    """
+    while error is not None and not isinstance(error, psycopg.Error):
+        error = error.__cause__
+    return error is not None and error.sqlstate == _READ_ONLY
+
+
+def session_only_reads(connection: psycopg.Connection[Any]) -> bool:
+    """Does nothing that is begun there write? Servers tell it unasked, from PostgreSQL 14 on."""
+    return any(connection.info.parameter_status(name) == "on" for name in _SAYS_READ_ONLY)
 
 
 def takes_no_writes(error: psycopg.Error) -> bool:

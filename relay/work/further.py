@@ -17,6 +17,7 @@ import structlog
 from relay.message.errors import ConfigError, RelayError, Retriable, Stopped, Unreachable
 from relay.resources import begun
 from relay.resources.postgresql import reaching
+from relay.resources.postgresql_states import session_only_reads
 from relay.resources.prepared import EffectTransaction
 from relay.work.away import is_postgresqls, notes_time_is_over, time_is_over
 from relay.work.desk import TIME_OVER, TimeOver, check_call
@@ -67,13 +68,15 @@ class Connections:
         return connection
 
     def give_back(self, connection: psycopg.Connection[Any]) -> None:
-        """Take a connection back; one with an open transaction is closed."""
-        idle = (
-            not connection.closed and connection.info.transaction_status is psycopg.pq.TransactionStatus.IDLE
+        """Take a connection back; one with an open transaction is closed, and one that only reads."""
+        usable = (
+            not connection.closed
+            and connection.info.transaction_status is psycopg.pq.TransactionStatus.IDLE
+            and not session_only_reads(connection)
         )
-        if not idle:
+        if not usable:
             connection.close()
-        self._free.put(connection if idle else None)
+        self._free.put(connection if usable else None)
 
     def say_away(self, error: Exception) -> None:
         """Say, now and then, that messages wait for this database: nothing else would, since no failure of them is counted."""

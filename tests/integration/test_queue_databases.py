@@ -310,6 +310,7 @@ def test_a_database_that_only_reads_after_a_failover_is_away(
 
     database.execute("alter database " + database.info.dbname + " reset default_transaction_read_only")
     assert len(put(opened(settings("ann")), "a")) == 1
+    assert len(put(store, "b")) == 1, "a session keeps what was said when it began"
 
 
 def test_a_unit_that_the_server_ends_for_standing_still_is_away(opened: Opened, database: psycopg.Connection) -> None:

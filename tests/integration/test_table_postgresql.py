@@ -193,8 +193,12 @@ def test_ranges_that_a_predecessor_writes_until_its_epoch_is_raised_come_with_th
 def test_a_server_that_only_reads_for_now_is_waited_for(database: Database) -> None:
     """As a standby does until it takes over: no message is at fault, and no person must mend anything."""
     database.do(f"alter database {conninfo_to_dict(database.url)['dbname']} set default_transaction_read_only = on")
+    cursor = database.cursor()
     with pytest.raises(Retriable, match="nothing was written"):
-        database.cursor().claim({P0: TOPIC_ID})
+        cursor.claim({P0: TOPIC_ID})
+
+    database.do(f"alter database {conninfo_to_dict(database.url)['dbname']} reset default_transaction_read_only")
+    assert cursor.claim({P0: TOPIC_ID})[P0].position is None, "a session keeps what was said when it began"
 
 
 def test_abandoning_a_hanging_statement_frees_its_thread_at_once(database: Database) -> None:

@@ -113,6 +113,10 @@ def test_a_further_database_that_only_reads_after_a_failover_is_no_failure_of_th
 
     assert books.end(lambda _, __, ledger: ledger.execute("insert into entry values (1)")) is Outcome.AWAY
 
+    books.direct.execute("set default_transaction_read_only = off")
+    books.direct.execute(f"alter database {name} reset default_transaction_read_only".encode())
+    assert books.end(entering) is Outcome.WRITTEN, "a session keeps what was said when it began"
+
 
 REFUSALS = ("P0001", "42501", "42P01", "55000", "54000")
 """What a trigger's author may choose to say: nothing of it is a word about the server, nor about the relay's tables."""

@@ -292,6 +292,20 @@ def test_a_database_that_only_reads_after_a_failover_is_no_failure_of_the_messag
 
 
 @pytest.mark.parametrize("table", ["postgresql"], indirect=True)
+def test_a_handler_that_lets_its_session_only_read_keeps_no_later_message_from_its_effect(table: Table) -> None:
+    def reading(_: Message, db: Database) -> None:
+        db.execute("set default_transaction_read_only = on")
+
+    assert table.end(reading).outcome is Outcome.WRITTEN
+    desk = table.desks.borrow()
+    ((reads_only,),) = desk.execute("show transaction_read_only").fetchall()
+    desk.rollback()
+    table.desks.give_back(desk)
+
+    assert reads_only == "off"
+
+
+@pytest.mark.parametrize("table", ["postgresql"], indirect=True)
 def test_a_commit_without_an_answer_is_in_doubt_and_the_guarded_write_tells(table: Table) -> None:
     def cut_off(_: Message, db: Database) -> None:
         db.execute(EFFECT)

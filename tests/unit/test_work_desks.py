@@ -198,7 +198,7 @@ class FakeConnection:
 
     @property
     def info(self) -> Any:
-        return SimpleNamespace(transaction_status=self.status)
+        return SimpleNamespace(transaction_status=self.status, parameter_status=lambda _: "off")
 
     def execute(self, *_: Any) -> FakeCursor:
         if self.raises is not None:

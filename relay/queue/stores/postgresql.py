@@ -32,7 +32,7 @@ from relay.resources.postgresql import (
     own_cursor,
 )
 from relay.resources.postgresql_pooler import refuse_shared
-from relay.resources.postgresql_states import takes_no_writes
+from relay.resources.postgresql_states import only_reads, takes_no_writes
 
 Connection = psycopg.Connection[Any]
 IDLE_LIMIT_S: Final = 30
@@ -140,9 +140,11 @@ class PostgresqlSession:
         try:
             with _judged(committing=False):
                 yield
-        except BaseException:
+        except BaseException as error:
             with suppress(psycopg.Error), self._asking():  # a lost connection has taken it back already
                 own_cursor(connection).execute(b"rollback" if name is None else b"rollback to " + name + b"; release " + name)
+            if name is None and only_reads(error):
+                self.close()
             raise
         else:
             with _judged(committing=name is None), self._asking():

@@ -19,6 +19,7 @@ from relay.delivery.table.row_search import RowFault
 from relay.delivery.table.verdicts import Limits, TablePlan
 from relay.message.errors import InDoubt, Retriable
 from relay.resources.postgresql import UNLIMITED, PostgresqlResource, leaves_commit_open
+from relay.resources.postgresql_states import only_reads
 from relay.world import schedule
 
 STATEMENTS: Final = {
@@ -78,6 +79,8 @@ class CursorConnection:
         except psycopg.Error as error:
             lost = connection.closed or connection.broken
             self._roll_back(connection)
+            if only_reads(error):
+                self.drop()
             if self._doubting and not lost:
                 self._met(error)
             if self._committing and (lost or leaves_commit_open(error)):
