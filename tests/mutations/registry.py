@@ -104,6 +104,11 @@ TOPIC_GUARDS: Final = (
         "the next commit under an id moves positions that were aborted",
         Search("topic", range(6, 7)),
     ),
+    Guard(
+        "touch_believed",
+        "the same, since what was to end them was not heard of",
+        Named(BESIDE, "test_a_touch_of_offsets_that_was_not_heard_of_either_is_repeated_before_anything_is_committed"),
+    ),
     Guard("no_seek", "what a failed batch held is passed over", Search("topic", range(20))),
     Guard("no_sift", "a repeat in the log has a second effect", Search("topic", range(12))),
     Guard("no_index_added", "a worker repeats what it delivered itself", Search("topic", range(25))),

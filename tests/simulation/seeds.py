@@ -40,6 +40,8 @@ What hung in the monitor was ended twice and never again, although the markers o
 worker waited for a restart (54915 at 98489dc, ``tests/unit/test_recovery_beside_others.py``).
 What a former route's worker had left hanging in the output hid all that the route of a new name wrote (78868 at 98489dc): that is
 for a person to end, whom a warning tells, and who does so in the simulator by now.
+What ends hanging offsets was left out itself, and the next commit under that id moved a position past what was not delivered, until the
+partition's next recovery settled it (970318, ``tests/unit/test_recovery_beside_others.py``).
 With commits whose marker is left out among the faults: what hung in the output of a route that had nothing more to deliver stayed
 hidden (1146 before ``own_hang_awaited`` was a guard), and what a torn transaction had entered below a position that a person had moved
 became dead letters (502 of ``log``).

@@ -8,9 +8,10 @@ from contextlib import suppress
 import pytest
 
 from relay.delivery.topic.hanging import ROUNDS_MAX
+from relay.delivery.topic.recovery import UNDECIDED_MAX
 from relay.delivery.topic.sealed import SealedProducer
 from relay.message.envelope import OUT_DIGEST
-from relay.message.errors import Fenced, Retriable, Stopped, Stuck
+from relay.message.errors import Fenced, Retriable, Stopped, Stuck, Unreachable
 from relay.message.record import LogPartition
 from relay.monitor.entries import Begin, encode
 from tests.unit.memory_kafka import MemoryKafka, MemoryReader, MemoryTransaction, Stored, Unit
@@ -208,3 +209,64 @@ def test_a_worker_that_meets_many_newcomers_looks_again_and_needs_no_person() ->
     worker.deliver(worker.recover()[LOG])
 
     assert delivered(kafka) == list(range(COUNT))
+
+
+class UnheardOffsets(MemoryKafka):
+    """The group never hears of the first ends of transactions with offsets: those wait for the next end under their id that it hears of."""
+
+    def __init__(self, unheard: int) -> None:
+        super().__init__()
+        self.unheard = unheard
+        self.waiting: dict[str, dict[LogPartition, tuple[int, str]]] = {}
+
+    def end(self, transactional_id: str, *, commit: bool) -> None:
+        sent = dict(unit.offsets) if (unit := self.open.get(transactional_id)) is not None else {}
+        if unit is not None:
+            unit.offsets.clear()
+        super().end(transactional_id, commit=commit)
+        if sent:
+            waiting = self.waiting.setdefault(transactional_id, {})
+            waiting.update(sent)
+            self.unheard -= 1
+            if self.unheard < 0:
+                self.group.update(waiting if commit else {})
+                del self.waiting[transactional_id]
+
+    def committed(self, partitions: Sequence[LogPartition]) -> dict[LogPartition, tuple[int, str]]:
+        if any(place in waiting for waiting in self.waiting.values() for place in partitions):
+            raise Unreachable("the committed offsets cannot be read: undecided")
+        return super().committed(partitions)
+
+
+def offsets_left(kafka: MemoryKafka, by: str, place: LogPartition) -> None:
+    left = kafka.transaction(by)
+    left.init()
+    left.begin()
+    left.send_offsets({place: 9}, {}, b"")
+    left.abort()
+
+
+def test_a_touch_of_offsets_that_was_not_heard_of_either_is_repeated_before_anything_is_committed() -> None:
+    kafka = UnheardOffsets(unheard=2)  # the abort, and the touch that is to end what hangs
+    offsets_left(kafka, "w", of_another := LogPartition("log", 1))
+    worker = Process(kafka)
+
+    with pytest.raises(Unreachable):
+        worker.recover()
+    worker.recover()
+
+    assert of_another not in kafka.group
+    assert not kafka.waiting
+
+
+def test_a_touch_of_somebody_whom_nobody_knows_keeps_no_worker_out_for_ever() -> None:
+    kafka = UnheardOffsets(unheard=1)
+    offsets_left(kafka, "never seen here", MONITOR)
+    worker = Process(kafka)
+
+    for _ in range(UNDECIDED_MAX - 1):
+        with pytest.raises(Unreachable):
+            worker.recover()
+    worker.recover()
+
+    assert MONITOR in kafka.waiting["never seen here"]

@@ -127,16 +127,20 @@ class HangingTransactions:
 
         Offsets that a former one sent for partitions which others own by now would else be committed by our next commit,
         and nothing shows them. Right also for a commit: a position stays where it was, and the monitor tells what lies above.
-        The offset is one that nobody asks for.
+        The offset is one of a place that has no positions: whoever asks for that learns whether this was ended, or hangs, too.
         """
         if assigned:
-            self._touch(self._own, (), self._unasked(assigned), group.membership(), commit=False)
+            self._touch(self._own, (), {self.touched(assigned): 0}, group.membership(), commit=False)
 
     def end_others_offsets(self, views: Iterable[MonitorView], group: Group, assigned: Sequence[LogPartition]) -> None:
         """The same for whoever has begun in our partitions, where the positions cannot be read."""
         membership = group.membership()
         for one in sorted({begin.transactional_id for begin in _last_begins(views)} - {self._own}):
-            self._touch(one, (), self._unasked(assigned), membership, commit=False)
+            self._touch(one, (), {self.touched(assigned): 0}, membership, commit=False)
+
+    def touched(self, assigned: Sequence[LogPartition]) -> LogPartition:
+        """Return for which place offsets are sent that are aborted at once."""
+        return LogPartition(self._monitor, assigned[0].partition)
 
     def _hanging_touches(self, reader: Reader) -> Iterator[tuple[LogPartition, str]]:
         """Yield the places where a touch is the first record that nobody can read, and its id: the next commit under that would show it."""
@@ -144,9 +148,6 @@ class HangingTransactions:
             toucher = self._touches.get((place, reader.watermarks(place)[1]))
             if toucher is not None:
                 yield place, toucher
-
-    def _unasked(self, assigned: Sequence[LogPartition]) -> dict[LogPartition, int]:
-        return {LogPartition(self._monitor, assigned[0].partition): 0}
 
     def _end_under(
         self, transactional_id: str, places: Iterable[LogPartition], sure: Collection[LogPartition], *, commit: bool

@@ -60,6 +60,8 @@ from relay.world.crash import crash_point
 
 log = structlog.get_logger("relay.recovery")
 FENCE_ROUNDS_MAX: Final = 5
+UNDECIDED_MAX: Final = 3
+"""So often a recovery is run again while it is not known that its own id has no undecided offsets."""
 Rewrite = Callable[[list[Missing], set[LogPartition], bytes], Again]
 """Makes what a claim of this instance writes again, of what does not show, given the outputs that cannot tell."""
 
@@ -124,6 +126,7 @@ class TopicRecovery:
         self._letters = letters
         self._persons = persons or Persons(None, "")
         self._made: set[bytes] = set()
+        self._undecided = 0
         self._hanging = HangingTransactions(ports, transactional_id, monitor_topic, self._today)
 
     def run(
@@ -204,12 +207,20 @@ class TopicRecovery:
     def _stored(
         self, views: list[MonitorView], group: Group, assigned: Sequence[LogPartition]
     ) -> dict[LogPartition, tuple[int, str]]:
+        if not assigned:
+            return {}
         try:
-            return group.committed(assigned)
+            # Of the touch, too: its own marker may be left out, and our next commit would show what it was to end.
+            found = group.committed([*assigned, self._hanging.touched(assigned)])
         except Unreachable:
             # Retry, and end what may keep them undecided: the client tells that apart from a broker that is away as little as we can.
             self._hanging.end_others_offsets(views, group, assigned)
-            raise
+            self._undecided += 1
+            if self._undecided < UNDECIDED_MAX:
+                raise
+            found = group.committed(assigned)  # what is undecided is a touch of somebody whom nobody knows here: it keeps nobody out
+        self._undecided = 0
+        return {place: found[place] for place in assigned if place in found}
 
     def _check_twin(self, views: list[MonitorView]) -> None:
         for view in views:
