@@ -21,7 +21,7 @@ from relay.message.errors import ConfigError
 from relay.message.identity import NONCE_BYTES
 from relay.message.owned_topics import refuse_own_topic
 from relay.message.record import LogPartition
-from relay.spark.columns import header_column, named, utc_text
+from relay.spark.columns import header_column, named, refuse_alike, utc_text
 from relay.spark.deciding import UnitDecider
 from relay.spark.options import WriteOptions, check_kafka, check_sink, check_topics
 from relay.spark.writing import BATCH_ID, QUERY_ID
@@ -34,9 +34,6 @@ if TYPE_CHECKING:
 _COLUMNS: Final = frozenset(
     {"key", "value", "headers", "partition", "id", "source", "type", "subject", "time"}
 )
-_NESTED: Final = ("array<", "struct<", "map<", "variant")
-_UNCHANGED: Final = ("UTC", "Etc/UTC", "GMT", "Z")
-"""Zones in which every time has a text of its own."""
 _OF_QUERY: Final = 8
 _BEHIND_QUERY: Final = "."
 _SINK: Final = {"kafka.acks": "all", "kafka.enable.idempotence": "true", "kafka.compression.type": "lz4"}
@@ -78,7 +75,7 @@ def capture_batch(
     refuse_own_topic(relay, topic)
     partitions = check_topics(options, [topic])[topic]
     _check(df)
-    _refuse_alike(df)
+    refuse_alike(df, {name: name for name in df.columns if name != "headers"})
     is_streams = told(BATCH_ID) == str(batch_id)
     run = new_run(told(QUERY_ID) if is_streams else None)
     decider = UnitDecider(options, unit, run, is_streams=is_streams)
@@ -149,38 +146,9 @@ def _check(df: DataFrame) -> None:
             "the batch may not be repeatable: add a column id that names each row, or set a reliable checkpoint directory "
             "(sparkContext.setCheckpointDir) so that it can be made so"
         )
-
-
-def _refuse_alike(df: DataFrame) -> None:
-    """Raise ConfigError for columns that are there twice, cannot be written, or whose ids Spark's text spells alike where they differ.
-
-    The relay would take one row for the other's repeat.
-    """
     names = df.columns
     if (twice := next((name for name in names if names.count(name) > 1), None)) is not None:
         raise ConfigError(f"column {twice} is there more than once; select the one that is meant (a join keeps those of both sides)")
-    kinds = dict(df.dtypes)
-    for name, kind in kinds.items():
-        if name != "headers" and kind.startswith(_NESTED):
-            raise ConfigError(f"column {name} is {kind}, of which different ones may be written alike; make a text of it (to_json)")
-    zone = df.sparkSession.conf.get("spark.sql.session.timeZone") or ""
-    if kinds.get("id") == "timestamp" and zone not in _UNCHANGED:
-        raise ConfigError(
-            f"column id is timestamp, of which {zone} writes two alike where its clock is put back; make a text of it (unix_micros), or set "
-            "spark.sql.session.timeZone to UTC"
-        )
-    for name in ("key", "value"):
-        if kinds.get(name, "string") not in ("string", "binary"):
-            _castable(df, name, kinds[name])
-
-
-def _castable(df: DataFrame, name: str, kind: str) -> None:
-    from pyspark.errors import AnalysisException  # noqa: PLC0415 - needed for what is wrong alone
-
-    try:
-        df.select(sql.col(name).cast("binary"))
-    except AnalysisException as error:
-        raise ConfigError(f"column {name} is {kind}; cast it to binary or string") from error
 
 
 def _numbered(df: DataFrame, run: str) -> DataFrame:

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as sql
+
+from relay.message.errors import ConfigError
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 
+_NESTED: Final = ("array<", "struct<", "map<", "variant")
+_NAMING: Final = ("id", "source")
+"""What names a message, so that of two that are alike the second is the first one's repeat."""
+_UNCHANGED: Final = ("UTC", "Etc/UTC", "GMT", "Z")
+"""Zones in which every time has a text of its own."""
 _NO_ID: Final = "column id is null or empty in a row; give each row an id"
 _SECOND_US: Final = 1_000_000
 _DAY_US: Final = 86_400 * _SECOND_US
@@ -35,12 +43,16 @@ def kafka_columns(
     given as text are meant literally. One id must always go to one partition: with ``partitions`` (the topic's count) the
     key, else the id, places the row, as ``publish`` would; without, the sink does, and the id is the key of a row that has none. The
     relay then takes the first of each (source, id).
+
+    ConfigError for columns that cannot be written, or whose ids Spark's text spells alike where they differ.
     """
+    given_as = {"id": id, "source": source if not isinstance(source, str) else None, "subject": subject, "key": key, "value": value}
+    refuse_alike(df, {name: column for name, column in given_as.items() if column is not None})
     text = _column(id).cast("string")  # Spark takes a number's own bytes for binary
     attributes = {
         "ce_specversion": sql.lit("1.0"),
         "ce_id": named(text),
-        "ce_source": _literal(source),
+        "ce_source": _literal(source).cast("string"),  # as of the id
         "ce_type": _literal(type),
         "ce_subject": _optional(subject),
         "ce_time": None if time is None else utc_text(df, time),
@@ -63,6 +75,34 @@ def kafka_columns(
             sql.pmod(sql.crc32(placed), sql.lit(partitions)).cast("int").alias("partition")
         )
     return df.select(*columns)
+
+
+def refuse_alike(df: DataFrame, columns: Mapping[str, str | Column]) -> None:
+    """Raise ConfigError for columns that cannot be written, or whose names of messages Spark's text spells alike where they differ.
+
+    The relay would take one row for the other's repeat.
+    """
+    kinds = dict(df.select(*(_column(given).alias(name) for name, given in columns.items())).dtypes)
+    zone = df.sparkSession.conf.get("spark.sql.session.timeZone") or ""
+    for name, kind in kinds.items():
+        if kind.startswith(_NESTED):
+            raise ConfigError(f"column {name} is {kind}, of which different ones may be written alike; make a text of it (to_json)")
+        if name in _NAMING and kind == "timestamp" and zone not in _UNCHANGED:
+            raise ConfigError(
+                f"column {name} is timestamp, of which {zone} writes two alike where its clock is put back; make a text of it (unix_micros), or "
+                "set spark.sql.session.timeZone to UTC"
+            )
+        if name in ("key", "value") and kind not in ("string", "binary"):
+            _castable(df, name, columns[name], kind)
+
+
+def _castable(df: DataFrame, name: str, given: str | Column, kind: str) -> None:
+    from pyspark.errors import AnalysisException  # noqa: PLC0415 - needed for what is wrong alone
+
+    try:
+        df.select(_column(given).cast("binary"))
+    except AnalysisException as error:
+        raise ConfigError(f"column {name} is {kind}; cast it to binary or string") from error
 
 
 def header_column(headers: dict[str, Column]) -> Column:

@@ -179,6 +179,30 @@ def test_a_row_without_a_key_lies_where_its_id_says(spark: Any) -> None:
     assert [(row.key, row.partition) for row in by_id] == [(b"a", crc32(b"a") % 4), (b"b", crc32(b"b") % 4)]
 
 
+@pytest.mark.parametrize(("given", "said"), [
+    ({"id": "array(id, value)"}, r"column id is array<string>, of which different ones may be written alike"),
+    ({"id": "map(id, value)"}, r"column id is map<string,string>, .*to_json"),
+    ({"id": "timestamp_seconds(1)"}, "column id is timestamp, of which Europe/Berlin writes two alike"),
+    ({"source": "timestamp_seconds(1)"}, "column source is timestamp, of which Europe/Berlin writes two alike"),
+    ({"subject": "array(id)"}, "column subject is array<string>"),
+    ({"value": "struct(id)"}, "column value is struct<id:string>"),
+    ({"key": "current_date()"}, "column key is date; cast it to binary or string"),
+], ids=["list", "map", "time", "source", "subject", "value", "key"])  # fmt: skip
+def test_rows_of_a_plain_job_that_may_be_named_alike_are_refused(spark: Any, given: dict[str, str], said: str) -> None:
+    """Of two rows with the ids ["a, b"] and ["a", "b"], or 02:30 before and behind the shift of the clock, one was lost as the other's repeat."""
+    spark.conf.set("spark.sql.session.timeZone", "Europe/Berlin")
+    rows = spark.createDataFrame([("a", "1")], "id string, value string")
+
+    with pytest.raises(ConfigError, match=said):
+        kafka_columns(rows, **{"id": "id", "source": "/s", "type": "t"} | {name: functions.expr(text) for name, text in given.items()})
+
+    spark.conf.set("spark.sql.session.timeZone", "UTC")
+    (row,) = kafka_columns(rows, id=functions.expr("timestamp_seconds(1)"), source=functions.lit(7), type="t").collect()
+    spark.conf.unset("spark.sql.session.timeZone")
+    headers = {one.key: bytes(one.value) for one in row.headers}
+    assert (headers["ce_id"], headers["ce_source"]) == (b"1970-01-01 00:00:01", b"7")
+
+
 class TestArchiveCheckpoint:
     """Where an archive's progress is kept."""
 
