@@ -200,6 +200,8 @@ def _placed(names: Sequence[str], topic: str, partitions: int) -> Column:
     if "partition" not in names:
         return found
     given = sql.col("partition")
+    number = given.try_cast("bigint")  # null for a text that is no number, which the task would fail of otherwise
     words = sql.lit("column partition is "), given.cast("string"), sql.lit(f", but topic {topic} has {partitions} partitions")
     refused = sql.raise_error(sql.concat(*words))
-    return sql.when(given.isNull(), found).when(given.between(0, partitions - 1), given.cast("int")).otherwise(refused)
+    is_there = number.between(0, partitions - 1) & (given.try_cast("double") == number)
+    return sql.when(given.isNull(), found).when(is_there, number.cast("int")).otherwise(refused)

@@ -116,7 +116,7 @@ def test_a_message_whose_capture_is_null_is_no_plain_one(spark: Any) -> None:
     assert [row.named for row in rows.select(_names_capture().alias("named")).collect()] == [False, False, False, True, True]
 
 
-@pytest.mark.parametrize(("given", "kind"), [(-1, "int"), (4, "int"), (2**32, "long"), ("4", "string")])
+@pytest.mark.parametrize(("given", "kind"), [(-1, "int"), (4, "int"), (2**32, "long"), ("4", "string"), ("x", "string"), ("1.5", "string"), (1.5, "double")])
 def test_a_partition_that_the_topic_does_not_have_stops_the_batch_with_a_sentence(spark: Any, given: Any, kind: str) -> None:
     def placed(number: Any) -> Any:
         rows = spark.createDataFrame([(b"1", "a", number)], f"value binary, id string, partition {kind}")
