@@ -105,8 +105,8 @@ def _run(options: Namespace) -> int:
         with redirect_stdout(sys.stderr):
             code = audit.main([str(config.path), "--report", str(report), "--master", options.master])
     routes = orjson.loads(report.read_bytes())["routes"] if report.exists() else {}
-    if not routes:
-        raise CheckFailed("the audit gave no report: see what it said above")
+    if not routes or any("error" in route for route in routes.values()):
+        raise CheckFailed("the audit gave no report, or not of all routes: see what it said above")
     (work / "report.html").write_text(
         page("Flights and their weather", routes, _picture(work, options.master)), "utf-8"
     )

@@ -107,6 +107,8 @@ def _chart(title: str, starts: Sequence[int | str], top: float, drawn: list[str]
 
 
 def _route(name: str, route: dict[str, Any]) -> str:
+    if "error" in route:
+        return f'<h2>{escape(name)} <span class="wrong">not audited</span></h2><p>{escape(route["error"])}</p>'
     windows = route["windows"]
     starts = [_start(window["start"]) for window in windows]
     wrong = [kind for kind in MUST_BE_ZERO if route[kind]]

@@ -397,7 +397,7 @@ def test_what_the_audit_found_is_said_also_where_its_report_can_no_longer_be_wri
     options.report = tmp_path / "gone" / "report"
 
     with pytest.raises(ConfigError, match="report cannot be written"):
-        audit._write(options, cast("RelayConfig", None), {})
+        audit._write(options, cast("RelayConfig", None), {}, {})
 
     assert '"ok": true' in capsys.readouterr().out
 
