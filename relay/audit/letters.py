@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from relay.audit.evidence import Proven
+from relay.message import identity
 from relay.message.envelope import REDRIVEN, UNTOLD_CODE
 from relay.message.record import LogPartition
 from relay.monitor.entries import DELIVERED
@@ -14,6 +16,15 @@ from relay.monitor.redrive import Order
 
 SLACK_MS: Final = 600_000
 """Far more than the clocks of brokers differ, and than a transaction takes."""
+HEX: Final = "(?:[0-9a-fA-F]{2})*"
+"""What names a message in a letter's key. Not by ``bytes.fromhex`` alone, which passes over blanks."""
+
+
+def named(key: bytes) -> bytes:
+    """Return the digest that a letter's key names; where it names none, one that no message has."""
+    if re.fullmatch(HEX.encode(), key) is None:
+        return identity.digest(b"?", key)
+    return bytes.fromhex(key.decode("ascii"))
 
 
 class Letters:

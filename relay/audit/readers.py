@@ -10,7 +10,7 @@ import orjson
 
 from relay.audit.evidence import Evidence
 from relay.audit.ledger import Fact, Ledger, Outcome
-from relay.audit.letters import Letters
+from relay.audit.letters import Letters, named
 from relay.audit.memory import Memory
 from relay.audit.stored_ids import AsStored
 from relay.capture.outcomes import is_marker
@@ -166,14 +166,9 @@ def dead_letters(batches: Batches, route: str, into: Letters) -> None:
             headers = _headers(message)
             if headers.get(DEAD_ROUTE) != wanted:
                 continue
-            key = message.key() or b""
-            try:
-                digest = bytes.fromhex(key.decode("ascii"))
-            except ValueError:
-                digest = identity.digest(b"?", key)
             number = headers.get(DEAD_REPLAY) or b""
             into.take(
-                digest,
+                named(message.key() or b""),
                 int(number) if number.isdigit() and len(number) <= 3 else 0,
                 (headers.get(DEAD_CODE) or b"").decode("utf-8", "replace"),
             )

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from relay.audit import letters
 from relay.audit.stored_ids import AsStored
 from relay.jobs.records import OFFSETS, PLACE_SHIFT, place
 from relay.message import identity
@@ -159,12 +160,13 @@ def dead_letters(records: DataFrame, route: str) -> DataFrame:
     from pyspark.sql import functions as sql  # noqa: PLC0415 - see the package
 
     key = sql.coalesce(sql.col("key"), sql.lit(b""))
-    named = sql.when(key.cast("string").rlike("^([0-9a-fA-F]{2})*$"), sql.unhex(key.cast("string")))
+    is_named = key.cast("string").rlike(rf"\A{letters.HEX}\z")
+    named = sql.when(is_named, sql.unhex(key.cast("string"))).otherwise(sql.concat(sql.lit(b"?"), key))  # else no message's digest
     mine = records.where(_headers()[DEAD_ROUTE].cast("string") == route)
     code = sql.coalesce(_headers()[DEAD_CODE].cast("string"), sql.lit(""))
     said = _headers()[DEAD_REPLAY].cast("string")
-    number = sql.when(said.rlike("^[0-9]{1,3}$"), said.cast("int")).otherwise(0)
-    rows = mine.select(sql.coalesce(named, key).alias("digest"), code.alias("code"), number.alias("number"))
+    number = sql.when(said.rlike(r"\A[0-9]{1,3}\z"), said.cast("int")).otherwise(0)
+    rows = mine.select(named.alias("digest"), code.alias("code"), number.alias("number"))
     is_death = sql.col("code") != UNTOLD_CODE
     taken_back = sql.max(sql.when(sql.col("code") == REDRIVEN, sql.col("number")))
     letter = sql.max(sql.when(sql.col("code") != REDRIVEN, sql.struct("number", is_death.alias("is_death"))))

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.integration.audit_site import TOPIC_ROUTE, Site
+from relay.audit.verify import verify
+from tests.integration.audit_site import TOPIC_ROUTE, Site, digest
 from tests.integration.warm_spark import WarmSpark
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -47,3 +48,24 @@ def test_a_route_that_cannot_be_audited_does_not_keep_the_others_from_it(make_si
     assert "not audited" in html.read_text("utf-8")
     site.write(site.output, 99)
     assert run(str(gone))[0] == 1, "a fault says more than what was not looked at"
+
+
+def test_a_key_that_names_no_message_is_no_letter_of_one(make_site: Callable[..., Site]) -> None:
+    """Sixteen bytes that are a digest excused a loss here, and a digest with blanks in it to `relay verify`."""
+    site = make_site()
+    for number in range(4):
+        site.write(site.log, number)
+    name = digest(1).hex()
+    keys = (digest(0), f"{name[:8]} {name[8:]}", f"{digest(2).hex()}\n", digest(3).hex().upper(), b"\xff", None)
+    for key in keys:
+        headers = {"__relay.errors.route": b"main", "__relay.errors.code": b"refused"}
+        site.producer.produce(site.config.deadletter_topic, key=key, value=b"{}", partition=0, headers=headers)
+    assert site.producer.flush(30) == 0
+    site.stand_at(4)
+
+    _, report, said = run(str(site.config.path))
+    (verified,) = verify(site.config, ["main"])
+
+    assert report, said
+    found = report["routes"]["main"]
+    assert (found["lost"], found["dead_letters"]) == (verified.findings.lost, verified.findings.dead_letters) == (3, 6)
