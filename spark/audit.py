@@ -17,9 +17,10 @@ import orjson
 from relay.config.loading import load
 from relay.config.model import RelayConfig
 from relay.jobs import session
-from relay.jobs.auditing import RouteAudit, Step, WindowedReport
+from relay.jobs.auditing import RouteAudit, Step
 from relay.jobs.page import page
 from relay.jobs.records import Broker, Sources, java_settings
+from relay.jobs.windows import WindowedReport
 from relay.kafka.scan import Scan
 from relay.kafka.topics import Topics
 from relay.message.errors import ConfigError, RelayError

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from relay.audit.evidence import Evidence
 from relay.audit.ledger import Place
+from relay.config.routes import RouteConfig
 from relay.config.timing import Timing
 from relay.kafka.scan import Range
 from relay.message.envelope import OUT_INSTANCE, OUT_N
 from relay.message.record import LogPartition
 from relay.monitor.resolution import Kind, Resolutions
+
+if TYPE_CHECKING:
+    from relay.audit.checker import Findings
 
 
 def is_whole(lows: Mapping[LogPartition, int], starts: Mapping[LogPartition, int], monitored: Mapping[LogPartition, Range]) -> bool:
@@ -132,3 +136,28 @@ def let_go(resolutions: Resolutions, route: str, places: Iterable[LogPartition])
         f"{f', and {others} more' * bool(others)}; `relay indoubt list --json` has all): what was lost there is not counted"
     )
     return [words]
+
+
+def left_behind(
+    findings: Findings, route: RouteConfig, *, ran: bool, lows: Mapping[LogPartition, int], outputs: Mapping[LogPartition, Range]
+) -> list[str]:
+    """Return notes on offences that may be no more than what retention, or a former route, left on one side. ``ran``: tells anything that it did?"""
+    notes = []
+    if findings.delivered and not ran:
+        notes.append(
+            "nothing tells that this route ever ran: what lies at its destination came from elsewhere, as from a route or a relay of a "
+            f"former name, and it delivers all that it begins with (start = {route.start!r}) once more"
+        )
+    begins = [str(Place(*name, low)) for name, low in lows.items() if low]
+    if findings.phantoms and begins:
+        notes.append(
+            f"the log begins at {begins[0]}: of a monitor that was deleted and made again since then, all that is older counts "
+            "as phantoms"
+        )
+    begins = [str(Place(*name, low)) for name, (low, _high) in outputs.items() if low]
+    if findings.lost and begins:
+        notes.append(
+            f"the destination begins at {begins[0]}: what it has forgotten and the log still has counts as lost; keep "
+            "the destination at least as long as the log"
+        )
+    return notes

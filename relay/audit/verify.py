@@ -16,7 +16,7 @@ from relay.audit.checker import MUST_BE_ZERO, Checker, Findings, State
 from relay.audit.deaths import Deaths
 from relay.audit.evidence import Evidence, Proven
 from relay.audit.ledger import Ledger, Place
-from relay.audit.memory import Memory, is_whole, let_go, margin_ms, of_others, recent, said
+from relay.audit.memory import Memory, is_whole, left_behind, let_go, margin_ms, of_others, recent, said
 from relay.audit.neighbours import Untold, beside, foreign, former, remember_all
 from relay.audit.route_topics import names_of, needed, ranges_of, ranges_since
 from relay.audit.seen import Seen, Watch
@@ -335,23 +335,8 @@ class _RouteAudit:
         self._notes += said(findings.forgotten - seen.memory.of_others, lows, self._monitored)
         self._notes += of_others(seen.memory.of_others)
         self._notes += let_go(self._resolutions, self._route.name, lows)
-        if findings.delivered and not (self._start.is_recorded or seen.positions or seen.evidence.instances):
-            self._notes.append(
-                "nothing tells that this route ever ran: what lies at its destination came from elsewhere, as from a route or a relay of a "
-                f"former name, and it delivers all that it begins with (start = {self._route.start!r}) once more"
-            )
-        begins = [str(Place(*name, low)) for name, low in lows.items() if low]
-        if findings.phantoms and begins:
-            self._notes.append(
-                f"the log begins at {begins[0]}: of a monitor that was deleted and made again since then, all that is older counts "
-                "as phantoms"
-            )
-        begins = [str(Place(*name, low)) for name, (low, _high) in seen.outputs.items() if low]
-        if findings.lost and begins:
-            self._notes.append(
-                f"the destination begins at {begins[0]}: what it has forgotten and the log still has counts as lost; keep "
-                "the destination at least as long as the log"
-            )
+        ran = bool(self._start.is_recorded or seen.positions or seen.evidence.instances)
+        self._notes += left_behind(findings, self._route, ran=ran, lows=lows, outputs=seen.outputs)
 
     def _named(self, findings: Findings) -> list[Offence]:
         offences = []

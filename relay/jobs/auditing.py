@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import reduce
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from relay.audit import memory, readers, tables
 from relay.audit.checker import (
@@ -35,7 +35,7 @@ from relay.jobs.monitors import SMALL, Monitor, Monitors
 from relay.jobs.outcomes import CaptureOutcomes
 from relay.jobs.records import Range, Sources, located, read
 from relay.jobs.session import reaching
-from relay.jobs.windows import Window, Windows, spread
+from relay.jobs.windows import Window, WindowedReport, Windows, spread
 from relay.message.errors import ConfigError
 from relay.message.record import LogPartition
 from relay.monitor.entries import DEAD, DELIVERED, InputRange
@@ -75,18 +75,6 @@ _ODD: Final = {
 Step = Callable[[str], None]
 
 
-@dataclass
-class WindowedReport:
-    """A route's report, and the same counts by time window."""
-
-    report: RouteReport
-    windows: list[Window]
-
-    def document(self) -> dict[str, Any]:
-        """Return the report for programs."""
-        return {**self.report.document(), "windows": [window.document() for window in self.windows]}
-
-
 class RouteAudit:
     """One route; ``report`` reads and concludes in the order that bounds each reading by the one before."""
 
@@ -100,6 +88,7 @@ class RouteAudit:
         self._output_ranges: dict[LogPartition, Range] = {}
         self._partitions: list[LogPartition] = []
         self._first: dict[LogPartition, int] = {}
+        self._is_recorded = False
         self._facts = sources.topics.describe(names_of(self._config, self._route), settings=False)
         for name in route.from_:
             needed(self._facts, self._route, name, "the log")
@@ -160,6 +149,9 @@ class RouteAudit:
             self._notes += memory.of_others(of_others)
             self._notes += memory.let_go(resolutions, self._route.name, lows)
             self._blame_left(findings, begins, standing.positions, monitor)
+            ran = bool(self._is_recorded or standing.positions or self._monitors.instances(monitor))
+            self._notes += memory.left_behind(findings, route, ran=ran, lows=lows, outputs=self._output_ranges)
+            self._notes += filter(None, [route.identity_note])
             offences = self._named(findings)
         findings.notes += self._notes
         report = RouteReport(
@@ -243,7 +235,7 @@ class RouteAudit:
         self._look_again()
         ranges = self._log_ranges()
         begun = self._first_start()
-        self._first = begun.offsets
+        self._first, self._is_recorded = begun.offsets, begun.is_recorded
         lows = {partition: first for partition, (first, _end) in ranges.items() if partition.topic not in begun.made_again}
         for partition, start in self._first.items():
             if partition in ranges and ranges[partition][0] < start:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
+from relay.audit.verify import RouteReport
 from relay.jobs import judging
 from relay.message.errors import ConfigError
 
@@ -62,6 +63,18 @@ class Windows:
 
     def __iter__(self) -> Any:
         return iter(sorted(self.by_start.values(), key=lambda window: window.start_s))
+
+
+@dataclass
+class WindowedReport:
+    """A route's report, and the same counts by time window."""
+
+    report: RouteReport
+    windows: list[Window]
+
+    def document(self) -> dict[str, Any]:
+        """Return the report for programs."""
+        return {**self.report.document(), "windows": [window.document() for window in self.windows]}
 
 
 def _text(start_s: int) -> str:

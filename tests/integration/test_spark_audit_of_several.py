@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka.admin import AdminClient
 
 from relay.audit.verify import verify
 from tests.integration.audit_site import TOPIC_ROUTE, Site, digest
 from tests.integration.warm_spark import WarmSpark
+from tests.routes import delete_below
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 WARM = WarmSpark("audit")
@@ -69,3 +71,25 @@ def test_a_key_that_names_no_message_is_no_letter_of_one(make_site: Callable[...
     assert report, said
     found = report["routes"]["main"]
     assert (found["lost"], found["dead_letters"]) == (verified.findings.lost, verified.findings.dead_letters) == (3, 6)
+
+
+def test_what_may_be_no_fault_is_noted_as_verify_notes_it(make_site: Callable[..., Site], kafka_admin: AdminClient) -> None:
+    """A loss stood there by itself, where the destination alone had forgotten what it had."""
+    site = make_site(f'{TOPIC_ROUTE}\nidentity = ["position"]')
+    for number in range(3):
+        site.write(site.log, number)
+        site.write(site.output, number)
+    delete_below(kafka_admin, site.output, 1)
+    site.stand_at(3)
+    former = make_site()
+    former.write(former.log, 1)
+    former.write(former.output, 1)
+
+    for one, words in ((site, f"the destination begins at {site.output}[0]@1"), (former, "nothing tells that this route ever ran")):
+        _, report, said = run(str(one.config.path))
+        (verified,) = verify(one.config, ["main"])
+
+        assert report, said
+        notes = report["routes"]["main"]["notes"]
+        assert any(words in note for note in notes), notes
+        assert set(verified.findings.notes) <= set(notes)
