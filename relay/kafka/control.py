@@ -2,21 +2,45 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
-from typing import Self
+from typing import Final, Self
 
 from confluent_kafka import KafkaError, KafkaException, Message
 
 from relay.kafka.clients import Doubt, Producer
-from relay.kafka.failures import is_denied, is_end, unavailable
+from relay.kafka.failures import is_denied, is_end, is_refusal, unavailable
 from relay.kafka.reading import PartitionReader
+from relay.message.errors import ConfigError, RelayError, Stopped
 from relay.message.record import LogPartition
+from relay.world.seldom import Repeats
+
+_log: Final = logging.getLogger("relay.kafka")
+
+
+class _Unawaited:
+    """What comes of records that nobody waits for: only what no waiting mends is said, and that seldom."""
+
+    def __init__(self, why: Callable[[KafkaError | None], RelayError], clock: Callable[[], float]) -> None:
+        self._why = why
+        self._clock = clock
+        self._repeats = Repeats()
+
+    def told(self, error: KafkaError) -> None:
+        """Take one failure."""
+        if is_refusal(error) or is_denied(error):
+            sentence = str(self._why(error))
+            if not self._repeats.is_one(sentence, self._clock()):
+                _log.warning("%s", sentence)
 
 
 class ControlTopic:
-    """Reads and writes records of ``<relay>.control``; one instance per worker, on one thread."""
+    """Reads and writes records of ``<relay>.control``; one instance per worker, on one thread.
+
+    What the broker does not allow raises ``denied``.
+    """
 
     def __init__(
         self,
@@ -25,13 +49,16 @@ class ControlTopic:
         topic: str,
         clock: Callable[[], float],
         timeout_s: float,
+        denied: type[ConfigError | Stopped] = ConfigError,
     ) -> None:
         self._consumer = consumer
         self._made = dict(producer)
         self._partition = LogPartition(topic, 0)
         self._clock = clock
         self._timeout_s = timeout_s
+        self._denied: Final = denied
         self._doubt = Doubt()
+        self._unawaited = _Unawaited(lambda error: _unwritten(topic, error, denied), clock)
 
     @cached_property
     def _producer(self) -> Producer:
@@ -57,7 +84,7 @@ class ControlTopic:
 
     def _records(self) -> Iterator[tuple[bytes, bytes | None]]:
         with PartitionReader(
-            self._consumer, committed=False, clock=self._clock, deadline_s=self._timeout_s
+            self._consumer, committed=False, clock=self._clock, deadline_s=self._timeout_s, denied=self._denied
         ) as reader:
             low, high = reader.watermarks(self._partition)
             for records in reader.read({self._partition: (low, high)}):
@@ -66,15 +93,18 @@ class ControlTopic:
     def put(self, key: bytes, value: bytes | None, *, wait: bool) -> None:
         """Append a record, or without a value let the key go; with ``wait`` see that it is acknowledged.
 
-        Raises Unreachable if it is not, ConfigError if that is not allowed.
+        Raises Unreachable if it is not, Stopped if the topic does not take it, ``denied`` if that is not allowed. Without ``wait``
+        the log says so of the latter two.
         """
         failures: list[KafkaError] = []
-        doubt = self._doubt
+        doubt, unawaited = self._doubt, self._unawaited
 
         def delivered(error: KafkaError | None, _message: Message) -> None:
             if error is not None:
                 failures.append(error)
                 doubt.told(error)
+                if not wait:
+                    unawaited.told(error)
 
         left = 1
         try:
@@ -83,13 +113,13 @@ class ControlTopic:
         except KafkaException as error:
             # The client raises its own end out of any call, and its reports say no more of that than that it let the record go.
             found = error.args[0]
-            if not (wait or is_denied(found) or is_end(found)):
+            if not (wait or is_denied(found) or is_end(found) or is_refusal(found)):
                 raise
             failures.insert(0, found)
+            if not wait:
+                unawaited.told(found)
         if wait and (left or failures):
-            reason = failures[0] if failures else None
-            said = f"{self._partition.topic} cannot be written: {'no acknowledgement' if reason is None else reason.str()}"
-            raise unavailable(said, reason)
+            raise _unwritten(self._partition.topic, failures[0] if failures else None, self._denied)
 
     def _append_again(self, key: bytes, value: bytes | None, delivered: Callable[[KafkaError | None, Message], None]) -> None:
         """Append with another producer where the one that there is has failed for good, or may have: nothing of this record was sent."""
@@ -117,3 +147,13 @@ class ControlTopic:
         if "_producer" in vars(self):
             with suppress(KafkaException):  # it has failed for good, and nobody has asked it since
                 self._producer.flush(1.0)
+
+
+def _unwritten(topic: str, error: KafkaError | None, denied: type[RelayError]) -> RelayError:
+    said = f"{topic} cannot be written: {'no acknowledgement' if error is None else error.str()}"
+    if error is not None and is_refusal(error):
+        return Stopped(
+            f"{said}; undo what was changed at this topic, max.message.bytes most likely, and raise \"message.max.bytes\" of [kafka] if "
+            "it is set"
+        )
+    return unavailable(said, error, denied=denied)

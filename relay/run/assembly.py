@@ -8,6 +8,8 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
+import structlog
+
 from relay.capture.resolver import Resolver
 from relay.config.model import RelayConfig
 from relay.config.routes import QueueDestination, RouteConfig, TableDestination, TopicDestination
@@ -68,6 +70,8 @@ from relay.transfer.sending import Sending
 from relay.transfer.timers import ResendTimes
 from relay.world import clock, randomness
 
+log = structlog.get_logger("relay.worker")
+
 READ_DEADLINE_S = 30.0
 TELL_S = 5.0
 INDEX_ENTRIES_IN_MEMORY = 2_000_000
@@ -116,6 +120,7 @@ class RoutePorts:
             config.control_topic,
             clock.monotonic,
             deadline_s,
+            Stopped,
         ).connect()
 
 
@@ -429,6 +434,9 @@ def _status_writer(control: ControlTopic, route: RouteConfig, worker_id: str) ->
     key = status_record.key(route.name, worker_id)
 
     def write(record: Mapping[str, Any], last: bool) -> None:
-        control.put(key, status_record.encode(StatusRecord.model_validate(record)), wait=last)
+        try:
+            control.put(key, status_record.encode(StatusRecord.model_validate(record)), wait=last)
+        except Stopped as refused:  # go on: what was delivered stands, and all was drained
+            log.warning("status not written", reason=str(refused))
 
     return write

@@ -17,6 +17,9 @@ _FOREVER: Final = -1
 _UNKNOWN: Final = 2**63 - 1
 """Kafka's own word for no bound."""
 _OLDEST: Final = "message.timestamp.before.max.ms"
+_LARGEST: Final = "max.message.bytes"
+_OWN_LEAST: Final = 262_144
+"""The relay's own records stay well below this: a page of monitor entries has about 120 kB."""
 MIGRATE: Final = "run `relay migrate`"
 
 
@@ -113,6 +116,8 @@ def judge_topics(config: RelayConfig, facts: Mapping[str, TopicFacts], findings:
     elif "delete" not in inquiries.settings.get("cleanup.policy", "delete"):
         _policy_fault(inquiries, "it must delete: a question older than its decision row must not be asked", findings)
     _judge_decisions(config, facts, findings)
+    for name in sorted(config.own_topics & facts.keys() - {config.deadletter_topic}):
+        _judge_room(facts[name], findings)
     dead = facts.get(config.deadletter_topic)
     if dead is None:
         findings.fault(f"topic {config.deadletter_topic}", "", "does not exist", MIGRATE)
@@ -135,6 +140,15 @@ def _judge_decisions(config: RelayConfig, facts: Mapping[str, TopicFacts], findi
         if retention != _FOREVER and (kept == _FOREVER or kept > retention):
             problem = f"{topic} keeps messages longer than their decisions are kept ({_days(retention)})"
             findings.fault(f"topic {decisions.name} retention.ms", str(retention), problem, MIGRATE)
+
+
+def _judge_room(own: TopicFacts, findings: Findings) -> None:
+    """A worker stops whose word does not fit; nobody hears of one whose status does not."""
+    largest = numeric_setting(own.settings, _LARGEST, _UNKNOWN)
+    if largest < _OWN_LEAST:
+        problem = "what the relay writes there may not fit, and its workers stop"
+        remedy = f"raise it: kafka-configs --alter --topic {own.name} --add-config {_LARGEST}=1048588"
+        findings.fault(f"topic {own.name} {_LARGEST}", str(largest), problem, remedy)
 
 
 def named_topics(config: RelayConfig) -> list[str]:
@@ -264,10 +278,10 @@ def _judge_output(
 
 def _note_refusals(log: TopicFacts, output: TopicFacts, findings: Findings) -> None:
     """What a log takes and an output does not is a dead letter."""
-    largest = numeric_setting(output.settings, "max.message.bytes", _UNKNOWN)
-    if largest < numeric_setting(log.settings, "max.message.bytes", 0):
+    largest = numeric_setting(output.settings, _LARGEST, _UNKNOWN)
+    if largest < numeric_setting(log.settings, _LARGEST, 0):
         findings.notes.append(
-            f"topic {output.name} takes messages of up to {largest} bytes (max.message.bytes), fewer than {log.name}: what is larger "
+            f"topic {output.name} takes messages of up to {largest} bytes ({_LARGEST}), fewer than {log.name}: what is larger "
             "becomes a dead letter; raise it"
         )
 
@@ -299,14 +313,14 @@ def _judge_dead_letters(
         _policy_fault(
             dead, "it must be delete: a later dead letter must not replace an earlier one", findings
         )
-    room = numeric_setting(dead.settings, "max.message.bytes", 1_048_588)
+    room = numeric_setting(dead.settings, _LARGEST, 1_048_588)
     for topic in sorted(config.log_topics):
-        largest = numeric_setting(facts[topic].settings, "max.message.bytes", 0) if topic in facts else 0
+        largest = numeric_setting(facts[topic].settings, _LARGEST, 0) if topic in facts else 0
         if largest > room:
             problem = (
                 f"{topic} takes messages of up to {largest} bytes, which would not fit in as dead letters"
             )
-            findings.fault(f"topic {dead.name} max.message.bytes", str(room), problem, MIGRATE)
+            findings.fault(f"topic {dead.name} {_LARGEST}", str(room), problem, MIGRATE)
 
 
 def _policy_fault(topic: TopicFacts, problem: str, findings: Findings) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -138,13 +139,26 @@ def test_without_a_right_that_every_worker_needs_it_stops_and_names_it(site: Top
     """Of the control topic and of its group: taken for a broker that is away, it would be tried for ever, or name nothing."""
     control, groups = f"{site.name}.control", f"{site.name}.*"
     for denied, code, named in (
-        (rights(TOPIC, control, WRITE), ConfigError.exit_code, f"{control} cannot be written"),
-        (rights(TOPIC, control, READ), ConfigError.exit_code, f"{control}[0] cannot be read"),
+        (rights(TOPIC, control, WRITE), ExitCode.PERSON, f"{control} cannot be written"),
+        (rights(TOPIC, control, READ), ExitCode.PERSON, f"{control}[0] cannot be read"),
         (rights(GROUP, groups, READ), ExitCode.PERSON, f"for group {site.name}.main;"),
     ):
         with site.secured.without(site.worker, *denied):
             assert site.route.finish() == code, site.route.said()
             assert named in site.missing()
+
+
+def test_a_right_that_is_taken_away_while_it_runs_is_said_and_ends_nothing(site: TopicSite) -> None:
+    """Of the control topic: only its status comes through no more, and what it has begun it finishes."""
+    worker = site.route.start()
+    wait_for(lambda: "running" in site.route.said(), told=site.route.said)
+    with site.secured.without(site.worker, *rights(TOPIC, f"{site.name}.control", WRITE)):
+        wait_for(lambda: "control cannot be written" in site.route.said(), told=site.route.said)
+        site.publish(0, 10)
+        wait_for(lambda: site.delivered() == 10, told=site.route.said)
+        worker.send_signal(signal.SIGTERM)
+        assert worker.wait(20) == 0, site.route.said()
+    assert "status not written" in site.route.said()
 
 
 def test_who_may_read_a_topic_needs_no_right_to_a_group_and_who_may_not_is_told_so(site: TopicSite) -> None:

@@ -119,6 +119,11 @@ def test_it_is_said_whose_word_is_taken_for_aborts() -> None:
         ({"shop__control": topic("shop.control")}, "topic shop.control cleanup.policy"),
         ({"shop__control": topic("shop.control", cleanup_policy="compact,delete")}, "topic shop.control cleanup.policy"),
         (
+            {"shop__control": topic("shop.control", cleanup_policy="compact", max_message_bytes="100")},
+            "topic shop.control max.message.bytes",
+        ),
+        ({"shop__decisions": topic("shop.decisions", retention_ms="-1", max_message_bytes="100")}, "topic shop.decisions max.message.bytes"),
+        (
             {"shop__deadletter": topic("shop.deadletter", cleanup_policy="compact")},
             "topic shop.deadletter cleanup.policy",
         ),

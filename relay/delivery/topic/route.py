@@ -122,8 +122,8 @@ class TopicDelivery:
         except RecordRefused as refusal:
             raise Stopped(
                 f"what a recovery writes is refused ({refusal}), since it writes again what {self._outputs.places[0].topic!r} or "
-                f"{self._letters.places[0].topic!r} has lost, or settles in the monitor; undo what was changed at these topics, "
-                "max.message.bytes or message.timestamp.*.max.ms most likely"
+                f"{self._letters.places[0].topic!r} has lost, or settles in {self._monitor!r}; undo what was changed at these "
+                "topics, max.message.bytes or message.timestamp.*.max.ms most likely"
             ) from refusal
         self._producer = found.producer
         self._views = {view.partition: view for view in views}
