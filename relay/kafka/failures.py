@@ -128,6 +128,11 @@ def is_denied(error: KafkaError) -> bool:
     return error.code() in _STOP
 
 
+def is_still_ending(error: KafkaError) -> bool:
+    """Are the brokers still busy with the last transaction of this id, whose end they have not written everywhere?"""
+    return bool(error.code() == KafkaError.CONCURRENT_TRANSACTIONS)
+
+
 def unavailable(
     said: str, error: KafkaError | None, remedy: str = "", *, denied: type[RelayError] = ConfigError
 ) -> RelayError:

@@ -15,7 +15,14 @@ from relay.delivery.batch import Batch
 from relay.delivery.destination import Destination
 from relay.delivery.ports import Starts
 from relay.delivery.topic.position_note import hint_note
-from relay.kafka.failures import DENIED_REMEDY, is_denied, is_taken_over, kafka_error, sentence
+from relay.kafka.failures import (
+    DENIED_REMEDY,
+    is_denied,
+    is_still_ending,
+    is_taken_over,
+    kafka_error,
+    sentence,
+)
 from relay.kafka.group import GroupConsumer
 from relay.kafka.group_events import GroupEvents, said_of_membership
 from relay.log.anchor import NewEpoch
@@ -397,6 +404,12 @@ class RouteWorker:
         said = sentence(failure)
         if is_taken_over(error):
             said = f"another worker has taken over, or the brokers ended a transaction that took too long: {said}"
+        elif is_still_ending(error):
+            # A coordinator to which an output has refused that end does not try again by itself (seen with Kafka 4.3).
+            said = (
+                f"the brokers have not ended this worker's last transaction yet ({said}); where that lasts for minutes, an output "
+                "may have refused its end: raise message.timestamp.before.max.ms there, then restart the brokers one by one"
+            )
         self._recover_next(InDoubt(said), is_usual=is_taken_over(error))
 
     def _is_idle(self, seconds: float) -> bool:

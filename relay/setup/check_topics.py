@@ -17,6 +17,8 @@ _FOREVER: Final = -1
 _UNKNOWN: Final = 2**63 - 1
 """Kafka's own word for no bound."""
 _OLDEST: Final = "message.timestamp.before.max.ms"
+_OLDEST_LEAST: Final = 60_000
+"""A broker may stand still for seconds between making a record of its own and appending it."""
 _LARGEST: Final = "max.message.bytes"
 _OWN_LEAST: Final = 262_144
 """The relay's own records stay well below this: a page of monitor entries has about 120 kB."""
@@ -271,6 +273,10 @@ def _judge_output(
     ):
         problem = f"what is in doubt is looked up here for at least timing.in_doubt_alarm ({alarm:g} ms)"
         findings.fault(f"topic {topic} retention.ms", str(retention), problem, "raise it")
+    oldest = numeric_setting(output.settings, _OLDEST, _UNKNOWN)
+    if oldest < _OLDEST_LEAST and output.settings.get("message.timestamp.type", "CreateTime") == "CreateTime":
+        problem = "brokers may refuse their own record of a transaction's end: its worker then waits until they are started again"
+        findings.fault(f"topic {topic} {_OLDEST}", str(oldest), problem, "raise it, best to more than the log's retention.ms")
     for log in logs:
         _note_refusals(log, output, findings)
         _note_ages(log, output, findings)

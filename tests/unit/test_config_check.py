@@ -113,6 +113,7 @@ def test_it_is_said_whose_word_is_taken_for_aborts() -> None:
         ({"ledger": None}, "routes.r.to.topic"),
         ({"ledger": topic("ledger", cleanup_policy="compact")}, "topic ledger cleanup.policy"),
         ({"ledger": topic("ledger", retention_ms="1000")}, "topic ledger retention.ms"),
+        ({"ledger": topic("ledger", message_timestamp_before_max_ms="1")}, "topic ledger message.timestamp.before.max.ms"),
         ({"shop__r__monitor": None}, "topic shop.r.monitor"),
         ({"shop__deadletter": None}, "topic shop.deadletter"),
         ({"shop__control": None}, "topic shop.control"),
