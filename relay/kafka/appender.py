@@ -32,6 +32,7 @@ REFUSED_S: Final = 31.0
 """The client repeats an error every 30 seconds, if not sooner."""
 _CLOSED: Final = "the log takes nothing from this publisher any more: it was closed"
 _LOST: Final = KafkaError(KafkaError._ALL_BROKERS_DOWN, "the client has forgotten all brokers, and another takes its place")
+_OVERDUE: Final = KafkaError(KafkaError._AUTHENTICATION, "the client has not asked for its next token, and another takes its place")
 DEFAULT_MESSAGE_BYTES: Final = 1_000_000
 """librdkafka's ``message.max.bytes`` when the user gives none."""
 
@@ -224,8 +225,8 @@ class Appender:
                 self._let_go(self._retired.pop())
             used = self._producer
             self._hear(used, used.poll, _POLL_S)
-            if used.is_lost:
-                self._replace_next(used, _LOST)
+            if used.is_lost or used.is_overdue:
+                self._replace_next(used, _LOST if used.is_lost else _OVERDUE)
 
     def _let_go(self, client: Producer) -> None:
         """Wait shortly for what is under way, and report what is left as failed.

@@ -24,6 +24,8 @@ LIFE_S: Final = 300.0
 """So long a client goes by what it has read; it reads again when four fifths are over, or sooner where the token ends sooner."""
 LEAST_S: Final = 10.0
 """An old token is better than none: without any, a client cannot even be made, while a broker that refuses one says so."""
+OVERDUE_S: Final = 30.0
+"""A client asks when four fifths are over: so long after the end it goes by a clock that was put back."""
 _BYTES_MAX: Final = 64 << 10
 _TOKEN: Final = re.compile(r"[A-Za-z0-9._~+/-]+=*")
 _JWT_PARTS: Final = 3
@@ -37,19 +39,31 @@ class Bearer:
         self._path = path
         self._repeats = Repeats()
         self._token = self._read()
+        self._ends_at = float("inf")
 
     def __call__(self, _config: str) -> tuple[str, float]:
         """Return a token and its end in seconds since the epoch; never raises: the client's own thread asks."""
         now = clock.wall_ms() / 1000
+        life_s = self._life_s(now)
+        self._ends_at = clock.monotonic() + life_s
+        return self._token, now + life_s
+
+    @property
+    def is_overdue(self) -> bool:
+        """Should its client have asked again long ago? That goes by the wall clock alone, which may have been put back by hours."""
+        return clock.monotonic() > self._ends_at + OVERDUE_S
+
+    def _life_s(self, now: float) -> float:
+        """Read again, and return for how long the client is to go by what there is."""
         try:
             self._token = self._read()
         except Exception as error:  # noqa: BLE001 - retry soon, with the token that is there
             self._say(str(error))
-            return self._token, now + LEAST_S
+            return LEAST_S
         end = end_of(self._token)
         if end is not None and end <= now:
             self._say(f"{self._where}: its token ended {now - end:.0f} s ago; see to what renews it")
-        return self._token, max(now + LEAST_S, min(now + LIFE_S, end or now + LIFE_S))
+        return max(LEAST_S, min(LIFE_S, LIFE_S if end is None else end - now))
 
     @property
     def _where(self) -> str:

@@ -23,6 +23,7 @@ import confluent_kafka
 from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, TopicPartition
 from confluent_kafka import admin as kafka_admin
 
+from relay.kafka.bearer import Bearer
 from relay.kafka.failures import has_timed_out, is_locked_out
 from relay.kafka.logins import Credentials, Login, login_of
 from relay.message.errors import ConfigError, Unreachable
@@ -89,11 +90,17 @@ class _Watched:
     """What consumers and producers know of themselves."""
 
     _brokers: _Brokers | None
+    _bearer: Bearer | None
 
     @property
     def is_lost(self) -> bool:
         """Has it forgotten all brokers, for ever?"""
         return self._brokers is not None and self._brokers.are_lost
+
+    @property
+    def is_overdue(self) -> bool:
+        """Has it not asked for its next token in time? The next connection would be refused, until a clock that was put back has caught up."""
+        return self._bearer is not None and self._bearer.is_overdue
 
 
 class Doubt:
@@ -110,6 +117,11 @@ class Doubt:
 def _shown(settings: Mapping[str, Any]) -> _Shown | None:
     login = login_of(settings)
     return None if login is None else _Shown(login, settings.get("error_cb"))
+
+
+def _bearer(settings: Mapping[str, Any]) -> Bearer | None:
+    found = settings.get("oauth_cb")
+    return found if isinstance(found, Bearer) else None
 
 
 def _with(shown: _Shown | None, settings: Mapping[str, Any], brokers: _Brokers | None = None) -> dict[str, Any]:
@@ -148,6 +160,7 @@ class Consumer(_Watched, confluent_kafka.Consumer):
     def __init__(self, settings: Mapping[str, Any], *, watched: bool = False) -> None:
         self._shown = _shown(settings)
         self._brokers = _Brokers() if watched else None
+        self._bearer = _bearer(settings)
         _make(super().__init__, _with(self._shown, settings, self._brokers))
 
     def consume(self, num_messages: int = 1, timeout: float = -1) -> list[Any]:
@@ -183,6 +196,7 @@ class Producer(_Watched, confluent_kafka.Producer):
     def __init__(self, settings: Mapping[str, Any], *, watched: bool = False) -> None:
         self._shown = _shown(settings)
         self._brokers = _Brokers() if watched else None
+        self._bearer = _bearer(settings)
         _make(super().__init__, _with(self._shown, settings, self._brokers))
 
     def poll(self, timeout: float = -1) -> int:

@@ -57,7 +57,7 @@ class Following:
                 self._let_go()  # nobody may ask it again for long
                 raise
         self._consume(0)
-        if self._consumer.is_lost:
+        if self._consumer.is_lost or self._consumer.is_overdue:
             self._begin_anew()
         return self._told()
 

@@ -36,7 +36,7 @@ class InquiryReader:
 
     def poll(self) -> list[tuple[bytes | None, bytes | None]]:
         """Return key and value of what came since; raises Unreachable."""
-        if self._consumer.is_lost:
+        if self._consumer.is_lost or self._consumer.is_overdue:
             self._begin_anew()
         now = clock.monotonic()
         if now >= self._look_at:

@@ -80,7 +80,7 @@ class Cluster:
 class Client:
     """What producers and consumers have in common: a process, a cluster, and calls that wait for the background."""
 
-    is_lost = False
+    is_lost = is_overdue = False
 
     def __init__(self, cluster: Cluster, socket_timeout_s: float) -> None:
         world = cluster.world

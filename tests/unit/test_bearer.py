@@ -5,12 +5,14 @@ from __future__ import annotations
 import base64
 import json
 import logging
+import time
 from pathlib import Path
 
 import pytest
 
 from relay.kafka import bearer
 from relay.kafka.bearer import Bearer
+from relay.kafka.clients import Producer
 from relay.message.errors import Unreachable
 
 NOW_S = 1_700_000_000.0
@@ -78,3 +80,32 @@ def test_a_token_that_ended_is_said(tmp_path: Path, caplog: pytest.LogCaptureFix
     Bearer(place)("")
 
     assert [message.split(": ", 1)[1] for message in caplog.messages] == ["its token ended 7 s ago; see to what renews it"]
+
+
+def test_a_client_that_does_not_ask_in_time_is_overdue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It goes by the wall clock: put back by an hour, that has it keep for an hour a token that ends in minutes."""
+    now = [100.0]
+    monkeypatch.setattr(bearer.clock, "monotonic", lambda: now[0])
+    (tmp_path / "token").write_text(jwt({"exp": NOW_S + 60}))
+    tokens = Bearer(tmp_path / "token")
+    found = [tokens.is_overdue]
+    tokens("")
+    for passed_s in (60, 31):
+        now[0] += passed_s
+        found.append(tokens.is_overdue)
+    monkeypatch.setattr(bearer.clock, "wall_ms", lambda: round(NOW_S * 1000) - 3_600_000)
+    tokens("")
+    found.append(tokens.is_overdue)
+
+    assert found == [False, False, True, False]
+
+
+def test_a_client_knows_by_its_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bearer.clock, "wall_ms", lambda: time.time_ns() // 1_000_000)
+    (tmp_path / "token").write_text("opaque")
+    producer = Producer({"bootstrap.servers": "127.0.0.1:1", "security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "OAUTHBEARER",
+                         "oauth_cb": (tokens := Bearer(tmp_path / "token")), "log_level": 0})  # fmt: skip
+    found = [producer.is_overdue]
+    monkeypatch.setattr(Bearer, "is_overdue", property(lambda one: one is tokens))
+
+    assert [*found, producer.is_overdue] == [False, True]

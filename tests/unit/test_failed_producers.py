@@ -23,7 +23,7 @@ class Failing:
     """Fails once for all at its second record; each made is in ``all``."""
 
     all: list[Failing]
-    is_lost = False
+    is_lost = is_overdue = False
 
     def __init__(self, _settings: Any, **_: Any) -> None:
         self.meanwhile: Callable[[], object] = bool
@@ -120,6 +120,20 @@ def test_what_is_still_said_of_a_failed_producer_does_not_end_its_successor(made
     publisher.close()
 
     assert [one.taken for one in made] == [[b"1"], [b"3", b"2"]]
+
+
+def test_one_whose_token_is_overdue_is_replaced_and_what_it_has_is_waited_for(made: list[Failing]) -> None:
+    """The wall clock was put back: it would show its old token for as long, to whichever broker it connects to next."""
+    publisher = Appender({"bootstrap.servers": "127.0.0.1:1"}, DefaultTiming())
+    publisher.append([Record("orders", 0, b"1", b"v", [])], Receipt(1), float("inf"))
+    made[0].is_overdue = True
+    limit = clock.monotonic() + 10
+    while not publisher._fatal and clock.monotonic() < limit:
+        clock.sleep(0.005)
+    publisher.append([Record("orders", 0, b"2", b"v", [])], Receipt(1), float("inf"))
+    publisher.close()
+
+    assert [one.taken for one in made] == [[b"1"], [b"2"]]
 
 
 def test_one_that_has_failed_since_it_was_asked_last_is_closed_like_any_other(made: list[Failing], monkeypatch: pytest.MonkeyPatch) -> None:

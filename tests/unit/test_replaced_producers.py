@@ -24,7 +24,7 @@ class Client:
 
     all: list[Client]
     while_made: Callable[[], object] = bool
-    is_lost = False
+    is_lost = is_overdue = False
 
     def __init__(self, settings: Any, **_: Any) -> None:
         self.settings = dict(settings)
