@@ -245,7 +245,7 @@ class InDoubtReader:
 
     def _of_torn(self, route: RouteConfig, begin: Begin, pages: list[Page], lags: Mapping[str, float]) -> Why:
         """The owner judges by the same: what one leaves to a person the other must let a person decide."""
-        is_gone = self._has_lost(route, begin) or why_untold(self.reader, begin, pages, lags)
+        is_gone = self._has_lost(route, begin) or why_untold(self.reader, begin, pages, lags, clock.wall_ms())
         return Why.UNREADABLE if is_gone else Why.UNSEALED
 
     def _has_lost(self, route: RouteConfig, begin: Begin) -> bool:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from functools import cached_property
 from typing import Final, Self
 
-from confluent_kafka import KafkaError, KafkaException, Message
+from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaException, Message
 
 from relay.kafka.clients import Doubt, Producer
 from relay.kafka.failures import is_denied, is_end, is_refusal, unavailable
@@ -36,6 +36,27 @@ class _Unawaited:
                 _log.warning("%s", sentence)
 
 
+class _BrokersTime:
+    """The brokers' clock, as it dated the record that was acknowledged last, and the monotonic clock as that was heard."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._known: tuple[int, float] | None = None
+
+    def told(self, message: Message) -> None:
+        """Take the acknowledgement of one record."""
+        kind, at = message.timestamp()
+        if kind == TIMESTAMP_LOG_APPEND_TIME:
+            self._known = at, self._clock()
+
+    def now_ms(self) -> float:
+        """Return what it shows by now; 0 if nothing was acknowledged, or the topic keeps the times of those who write."""
+        if self._known is None:
+            return 0.0
+        at, heard = self._known
+        return at + (self._clock() - heard) * 1000
+
+
 class ControlTopic:
     """Reads and writes records of ``<relay>.control``; one instance per worker, on one thread.
 
@@ -58,6 +79,7 @@ class ControlTopic:
         self._timeout_s = timeout_s
         self._denied: Final = denied
         self._doubt = Doubt()
+        self._time = _BrokersTime(clock)
         self._unawaited = _Unawaited(lambda error: _unwritten(topic, error, denied), clock)
 
     @cached_property
@@ -69,6 +91,10 @@ class ControlTopic:
         """Make the producer now, for whoever writes in any case: its first record need not wait for a connection."""
         _ = self._producer
         return self
+
+    def brokers_ms(self) -> float:
+        """Return the brokers' time in milliseconds since the epoch, as far as a record of ours has told; 0 if none has."""
+        return self._time.now_ms()
 
     def first(self, key: bytes) -> bytes | None:
         """Return the first record under ``key`` that compaction has left: who wrote first, decided."""
@@ -97,10 +123,12 @@ class ControlTopic:
         the log says so of the latter two.
         """
         failures: list[KafkaError] = []
-        doubt, unawaited = self._doubt, self._unawaited
+        doubt, unawaited, time = self._doubt, self._unawaited, self._time
 
-        def delivered(error: KafkaError | None, _message: Message) -> None:
-            if error is not None:
+        def delivered(error: KafkaError | None, message: Message) -> None:
+            if error is None:
+                time.told(message)
+            else:
                 failures.append(error)
                 doubt.told(error)
                 if not wait:

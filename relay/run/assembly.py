@@ -162,7 +162,7 @@ def _assembled(config: RelayConfig, route: RouteConfig, number: int) -> RouteWor
         marker_wait_s=config.timing.marker_wait,
         askable=frozenset(resources),
     )
-    destination = _destination(config, route, ports, topics, worker_id, book, intake.derive)
+    destination = _destination(config, route, ports, topics, worker_id, book, intake.derive, control.brokers_ms)
     twins = Twins(control, worker_id)
     twins.announce()
     reloading = Reloading(
@@ -296,6 +296,7 @@ def _destination(
     worker_id: str,
     book: ControlBook,
     derive: Derive,
+    brokers_ms: Callable[[], float],
 ) -> Destination:
     if isinstance(route.to, TopicDestination):
         found = described(topics, [route.to.topic, config.deadletter_topic], VISIBLE_S)
@@ -318,6 +319,7 @@ def _destination(
             derive=derive,
             keeps_all=keeps_all(topics, route.to.topic),
             kept=kept(topics, route.to.topic),
+            now_ms=lambda: max(clock.wall_ms(), brokers_ms()),
         )
     if isinstance(route.to, QueueDestination):
         return _queue(config, route, ports, topics, worker_id)

@@ -52,6 +52,9 @@ class Placed:
     def offset(self) -> int:
         return self._offset
 
+    def timestamp(self) -> tuple[int, int]:
+        return (0, 0)  # not available: nobody here is told the brokers' time
+
 
 class StoredRecord(Placed):
     """A record of the log; to a reader it is the client's ``Message``."""

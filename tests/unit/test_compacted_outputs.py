@@ -40,6 +40,15 @@ def test_what_compaction_may_have_taken_is_not_delivered_behind_what_it_made_roo
     assert delivered(kafka) == [SHOWN - 1]
 
 
+def test_a_clock_that_is_behind_does_not_believe_in_what_may_be_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The brokers' own time is at hand, and they compact by theirs."""
+    monkeypatch.setattr(clock, "wall_ms", lambda: CAPTURED_MS)
+    kafka = compacted(torn())
+
+    with pytest.raises(Stuck, match="out is compacted"):
+        Process(kafka, kept=KEPT, now_ms=lambda: float(CAPTURED_MS + HOUR_MS)).recover()
+
+
 def test_what_the_log_has_lost_is_as_old_as_nobody_knows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clock, "wall_ms", lambda: CAPTURED_MS)
     kafka = torn()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -138,14 +139,14 @@ class Process:
     """A worker's process: it starts with an empty index and reads everything anew."""
 
     def __init__(
-        self, kafka: MemoryKafka, book: MemoryBook | None = None, kept: dict[str, float] | None = None
+        self, kafka: MemoryKafka, book: MemoryBook | None = None, kept: dict[str, float] | None = None, **more: Any
     ) -> None:
         self.kafka = kafka
         self.view = view()
         self.delivery = TopicDelivery(
             kafka, route="main", group_id="g", transactional_id="w", monitor_topic="monitor", topic="out",
             topic_partitions=1, letters=LETTERS, stop_on_dead=False, book=book,
-            kept=kept,
+            kept=kept, **more,
         )  # fmt: skip
 
     def recover(self) -> dict[LogPartition, int]:

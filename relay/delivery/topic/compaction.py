@@ -11,16 +11,16 @@ from typing import Final
 from relay.delivery.ports import Reader
 from relay.message.record import LogPartition
 from relay.monitor.entries import Begin, Page
-from relay.world import clock
 
 _SHARE: Final = 2
 """Of the lag only the first half is relied on: publishers, brokers and workers each have a clock."""
 
 
-def why_untold(reader: Reader, begin: Begin, pages: Iterable[Page], kept: Mapping[str, float]) -> str | None:
+def why_untold(reader: Reader, begin: Begin, pages: Iterable[Page], kept: Mapping[str, float], now_ms: float) -> str | None:
     """Return why nobody can tell what a transaction has not left in its outputs; None where they still do.
 
-    ``pages`` are its entries, ``kept`` the milliseconds for which topics that are compacted leave older values of a key alone.
+    ``pages`` are its entries, ``kept`` the milliseconds for which topics that are compacted leave older values of a key alone,
+    ``now_ms`` the time by whichever clock is ahead: one that is behind would believe in what may be gone.
     """
     lags = [kept[output.topic] for output in begin.outputs if output.topic in kept]
     if not lags:
@@ -31,7 +31,7 @@ def why_untold(reader: Reader, begin: Begin, pages: Iterable[Page], kept: Mappin
             _widen(spans, LogPartition(one.topic, one.partition), one.first, one.next)
     for page in pages:
         _widen(spans, LogPartition(page.topic, page.partition), min(page.offsets), max(page.offsets) + 1)
-    since = clock.wall_ms() - min(lags) / _SHARE
+    since = now_ms - min(lags) / _SHARE
     if not _has_gone(reader, spans) and all(
         record.timestamp()[1] > since for records in reader.read(spans) for record in records
     ):

@@ -56,6 +56,7 @@ from relay.monitor.recovery import settle
 from relay.monitor.resolution import Resolution
 from relay.monitor.rows import split
 from relay.transfer.cursor import InboxRow
+from relay.world import clock
 from relay.world.crash import crash_point
 
 log = structlog.get_logger("relay.recovery")
@@ -114,6 +115,7 @@ class TopicRecovery:
         derive: Derive = lambda *_: None,
         rewrite: Rewrite = lambda *_: Again(),
         kept: Mapping[str, float] | None = None,
+        now_ms: Callable[[], float] | None = None,
     ) -> None:
         self._derive = derive
         self._rewrite = rewrite
@@ -123,6 +125,7 @@ class TopicRecovery:
         self._group_id = group_id
         self._today = Outputs([*outputs, *letters.places], frozenset(letters.places), output_id)
         self._kept = kept or {}
+        self._now_ms = now_ms or (lambda: float(clock.wall_ms()))
         self._letters = letters
         self._persons = persons or Persons(None, "")
         self._made: set[bytes] = set()
@@ -297,7 +300,7 @@ class TopicRecovery:
         shown = what_shows(scanner, reader, {(one.begin.instance, one.begin.n): one.begin for one in torn}, self._today)
         for view, begin, entered, unseen in torn:
             key = (begin.instance, begin.n)
-            told, letters = why_untold(reader, begin, entered, self._kept) or shown[key], set[bytes]()
+            told, letters = why_untold(reader, begin, entered, self._kept, self._now_ms()) or shown[key], set[bytes]()
             if isinstance(told, str):
                 self._persons.settle(reader, self._monitor, view.partition, begin, positions, told)
                 present = _below(entered, positions)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, Final, NoReturn
 
@@ -62,6 +62,7 @@ class TopicDelivery:
         derive: Derive = lambda *_: None,
         keeps_all: bool = True,
         kept: Mapping[str, float] | None = None,
+        now_ms: Callable[[], float] | None = None,
     ) -> None:
         self._monitor = monitor_topic
         self.counts = Counts()
@@ -82,6 +83,7 @@ class TopicDelivery:
             derive=derive,
             rewrite=WrittenAgain(transactional_id, self._outputs, letters, keeps_all=keeps_all),
             kept=kept,
+            now_ms=now_ms,
         )
         self._told: list[Resolution] = []
         self._limits = limits or RangeLimits()
