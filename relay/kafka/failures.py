@@ -36,7 +36,7 @@ LET_GO: Final = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})
 
 DENIED_REMEDY: Final = "grant the right or use a role that has it"
 
-LOCKED_OUT_REMEDY: Final = "; correct the name and the password, if they are not being changed now"
+LOCKED_OUT_REMEDY: Final = "; correct the name and the password, or see to what renews the token, if they are not being changed now"
 
 _PASSING: Final = LOCKED_OUT | frozenset(
     {KafkaError.UNKNOWN, KafkaError.REQUEST_TIMED_OUT, KafkaError.NETWORK_EXCEPTION, KafkaError.KAFKA_STORAGE_ERROR,

@@ -84,5 +84,7 @@ def login_of(kafka: Mapping[str, object]) -> Login | None:
 
 def refusal_of(kafka: Mapping[str, object]) -> str:
     """Return the beginning of a sentence: brokers refuse what these settings show."""
+    if "oauth_cb" in kafka or "token_file" in kafka:
+        return "the brokers refuse the token of kafka.token_file"
     login = login_of(kafka)
     return f"the brokers refuse the name and the password{f' of {login.where}' if login else ''}"

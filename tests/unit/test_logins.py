@@ -77,6 +77,13 @@ def test_nothing_is_followed_that_lies_in_no_file(tmp_path: Path, monkeypatch: p
     assert refusal_of(kafka) == "the brokers refuse the name and the password"
 
 
+def test_who_shows_a_token_is_not_told_of_a_password(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("opaque")
+    kafka = {"bootstrap.servers": "127.0.0.1:1", "sasl.mechanism": "OAUTHBEARER", "token_file": f"{tmp_path}/token"}
+    for given in (kafka, settings.consumer(kafka, settings.DefaultTiming(), "g")):
+        assert refusal_of(given) == "the brokers refuse the token of kafka.token_file"
+
+
 @pytest.mark.parametrize(
     ("make", "serve", "base"),
     [
