@@ -61,8 +61,8 @@ TOPIC_GUARDS: Final = (
     ),
     Guard(
         "hanging_left",
-        "the next commit under an id shows what was aborted, where a partition never got the marker",
-        Search("topic", range(2267, 2268), "duplicate"),
+        "what hangs where a partition never got the marker is ended otherwise than it was: a message is lost",
+        Search("topic", range(2342, 2343), "position beyond delivery"),
     ),
     Guard(
         "unshown_left",

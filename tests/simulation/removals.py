@@ -420,8 +420,7 @@ REMOVALS: Final[dict[str, Callable[[], list[Change]]]] = {
         no_seal, unsealed_trusted, no_verification, one_client_for_all, ordinary_settle_seal, no_claim, begin_not_flushed,
         offsets_before_flush, instance_kept, not_fenced, hanging_left, unshown_left, vanished_left,
         monitor_not_awaited, torn_aborted, hidden_written_again, own_hang_awaited, own_hang_believed, offsets_left_hanging,
-        touch_believed,
-        stable_end_read, no_sift, offsets_skipped, stale_membership, no_seek, no_stand_by, no_index_added, outputs_to_stable_end, recoveries_in_step,
+        touch_believed, stable_end_read, no_sift, offsets_skipped, stale_membership, no_seek, no_stand_by, no_index_added, outputs_to_stable_end, recoveries_in_step,
         overtaken_is_lost, last_announcement_obeyed, positions_said_once, no_void_entries, false_entries_left, asked_before_the_scan,
         entries_not_carried, carried_not_entered, dropped_without_an_end, silent_recovery, settled_not_forgotten,
     )
