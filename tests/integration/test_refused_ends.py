@@ -17,7 +17,9 @@ from tests.routes import TopicRoute, ce, ids, publish, read_all, wait_for
 OLDEST = "message.timestamp.before.max.ms"
 
 
-@pytest.mark.timeout(170)
+@pytest.mark.slow
+@pytest.mark.nightly  # a broker of its own, and until one of its markers is older than a millisecond
+@pytest.mark.timeout(300)
 def test_a_worker_whose_transaction_is_not_ended_says_what_helps_and_goes_on_then(tmp_path: Path) -> None:
     with own_brokers("ends") as local:
         admin = AdminClient({"bootstrap.servers": local.kafka})
@@ -34,7 +36,7 @@ def test_a_worker_whose_transaction_is_not_ended_says_what_helps_and_goes_on_the
 
         try:
             set_topic(admin, "out", OLDEST, 0)  # and some get through within their millisecond
-            wait_for(is_said, 90, told=route.said)
+            wait_for(is_said, 180, told=route.said)
             set_topic(admin, "out", OLDEST, 2**63 - 1)
             cluster = KafkaCluster.find(local.directory / "kafka", SMALL)
             assert cluster is not None
