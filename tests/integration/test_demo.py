@@ -16,6 +16,7 @@ from typing import IO, Any
 import pytest
 
 from relay.demo.part import Part
+from tests.inherited_signals import inheriting
 from tests.routes import wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(720)]
@@ -35,12 +36,8 @@ def place() -> Iterator[Path]:
 def start(place: Path, *words: str, **streams: int | IO[Any]) -> subprocess.Popen[str]:
     """Run the demonstration of flights, of so many messages, or another one that is named."""
     env = {**os.environ, "TMPDIR": str(place)}
-    # A shell's background job ignores SIGINT, and so would what it starts.
-    heeding = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
+    with inheriting(signal.SIGINT, signal.default_int_handler):
         return subprocess.Popen([*COMMAND, *words], env=env, text=True, start_new_session=True, **streams)  # type: ignore[call-overload,no-any-return]
-    finally:
-        signal.signal(signal.SIGINT, heeding)
 
 
 def processes_of(place: Path) -> list[str]:

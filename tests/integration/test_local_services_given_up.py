@@ -22,6 +22,9 @@ from relay.local.kafka import SMALL, KafkaCluster
 from relay.local.postgres import PostgresServer
 from relay.local.services import LocalServices
 from relay.message.errors import Unreachable
+from tests.inherited_signals import inheriting
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 if not os.environ.get("CI"):
     try:
@@ -69,8 +72,6 @@ def ends_while_starting(monkeypatch: pytest.MonkeyPatch, node_id: int) -> None:
     monkeypatch.setattr(KafkaCluster, "wait_until_ready", fails)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(180)
 def test_where_a_broker_fails_the_others_and_postgres_are_stopped_again(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ends_while_starting(monkeypatch, 2)
 
@@ -82,8 +83,6 @@ def test_where_a_broker_fails_the_others_and_postgres_are_stopped_again(director
     assert not PostgresServer(directory / "postgres").is_running()
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(180)
 def test_where_a_broker_fails_what_ran_before_goes_on(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     LocalServices.up(directory, brokers=2, settings=SMALL)
     cluster, server = cluster_of(directory), PostgresServer(directory / "postgres")
@@ -97,10 +96,11 @@ def test_where_a_broker_fails_what_ran_before_goes_on(directory: Path, monkeypat
     assert (cluster.process(1), server.process()) == ran
 
 
-@pytest.mark.timeout(180)
 def test_interrupted_it_leaves_nothing_behind(directory: Path) -> None:
     words = [sys.executable, "-m", "relay", "dev", "up", "--dir", str(directory), "--no-postgres"]
-    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as starting:
+    with inheriting(signal.SIGINT, signal.default_int_handler):
+        starting = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
+    with starting:
         log = directory / "kafka" / "1" / "broker.log"
         wait_until(lambda: log.exists() and log.stat().st_size > 0)  # before that it ends what it starts without a word
         starting.send_signal(signal.SIGINT)
@@ -111,7 +111,6 @@ def test_interrupted_it_leaves_nothing_behind(directory: Path) -> None:
     assert cluster_of(directory).process(1) is None
 
 
-@pytest.mark.timeout(180)
 def test_a_broker_that_is_only_late_goes_on(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def late(_: KafkaCluster) -> None:
         raise Unreachable("Kafka named 0 of 1 brokers after 60 s")

@@ -62,7 +62,7 @@ def capture_in_threads(route: Route, postgres: str, source: str) -> tuple[str, i
         with ThreadPoolExecutor(THREADS) as pool:
             shown = sum(pool.map(blocks, range(THREADS)))
         wait_for(lambda: made.backlog == 0, what="the markers")
-        return made.incarnation, shown
+        return made._publisher.incarnation, shown
 
 
 def runs_in_monitor(route: Route) -> dict[tuple[int, RangeKey], list[int]]:

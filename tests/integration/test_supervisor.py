@@ -14,7 +14,6 @@ import termios
 import time
 from array import array
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from relay.cli.main import app
 from relay.cli.run import worker_command
 from relay.run.restarts import Past
 from relay.world import clock
+from tests.inherited_signals import inheriting
 
 DEADLINE_S = 20.0
 ROOT = Path(__file__).parents[2]
@@ -81,16 +81,6 @@ print("ready", file=sys.stderr, flush=True)
 end.wait()
 sys.exit(9 if behaviour == "drains-badly" else 0)
 """
-
-
-@contextmanager
-def hanging_up(does: signal.Handlers) -> Iterator[None]:
-    """Let the end of a terminal do this to whoever is started meanwhile."""
-    before = signal.signal(signal.SIGHUP, does)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGHUP, before)
 
 
 class Supervised:
@@ -212,7 +202,7 @@ def test_it_ends_when_all_workers_are_done(supervise: Supervise) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_drains_the_workers(supervise: Supervise, number: signal.Signals) -> None:
-    with hanging_up(signal.SIG_DFL):  # whoever runs the tests may ignore it
+    with inheriting(signal.SIGHUP, signal.SIG_DFL):  # whoever runs the tests may ignore it
         supervisor = supervise(2, a="run")
     pids = supervisor.ready(2)
 
@@ -331,7 +321,7 @@ def test_whoever_reads_no_log_line_holds_nobody_up(supervise: Supervise) -> None
 
 
 def test_under_nohup_the_end_of_a_terminal_ends_nothing(supervise: Supervise) -> None:
-    with hanging_up(signal.SIG_IGN):
+    with inheriting(signal.SIGHUP, signal.SIG_IGN):
         supervisor = supervise(1, a="run")
     supervisor.ready(1)
 
