@@ -29,7 +29,7 @@ from relay.config.queues import in_folder
 from relay.config.registry import registry_faults
 from relay.config.route_rules import RESERVED_ROUTES, route_faults
 from relay.config.routes import Destined, destination_model, name_rule
-from relay.config.substitution import Substitution
+from relay.config.substitution import Substitution, unending
 from relay.config.timing import timing_faults
 from relay.kafka.settings import BEARER_FILE, MACHINES_OWN, Refusal, contradictions, may_be_shown, refusals
 from relay.message.limits import raise_limit
@@ -320,12 +320,10 @@ def _unreadable(path: Path, *, may_be_folder: bool = False) -> str | None:
     """Return why a file cannot be read."""
     try:
         mode = path.stat().st_mode
-        if stat.S_ISFIFO(mode):
-            return "it is a pipe, which is read once, and whoever opens it may wait for ever"
+        if (reason := unending(mode)) is not None:
+            return reason
         if stat.S_ISDIR(mode) and may_be_folder:
             return None
-        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-            return "it is a device or a socket, which may have no end"
         path.open("rb").close()
     except OSError as error:
         raise_limit(error)

@@ -29,6 +29,15 @@ def files_of(text: str) -> list[str]:
     return [found[1].removeprefix(_OF_FILE) for found in _REFERENCE.finditer(text) if (found[1] or "").startswith(_OF_FILE)]
 
 
+def unending(mode: int) -> str | None:
+    """Return why a file of this mode (``st_mode``) cannot be read as one that each process reads for itself; None for files and folders."""
+    if stat.S_ISFIFO(mode):
+        return "it is a pipe, which is read once, and whoever opens it may wait for ever"
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        return "it is a device or a socket, which may have no end"
+    return None
+
+
 @dataclass(slots=True)
 class Substitution:
     """Resolves every string of a document; collects faults and notes instead of stopping at the first."""
@@ -107,12 +116,7 @@ class Substitution:
         path = self.folder / name
         try:
             facts = path.stat()
-            if stat.S_ISFIFO(facts.st_mode):
-                problem = "it is a pipe, which is read once, and whoever opens it may wait for ever"
-                self._wrong(key, text, problem, "name a file, which each process reads for itself")
-                return ""
-            if not stat.S_ISREG(facts.st_mode) and not stat.S_ISDIR(facts.st_mode):
-                problem = "it is a device or a socket, which may have no end"
+            if (problem := unending(facts.st_mode)) is not None:
                 self._wrong(key, text, problem, "name a file, which each process reads for itself")
                 return ""
             if facts.st_size > _FILE_BYTES_MAX:

@@ -51,9 +51,11 @@ def only_reads(error: BaseException | None) -> bool:
     return error is not None and error.sqlstate == _READ_ONLY
 
 
-def session_only_reads(connection: psycopg.Connection[Any]) -> bool:
-    """Does nothing that is begun there write? Servers tell it unasked, from PostgreSQL 14 on."""
-    return any(connection.info.parameter_status(name) == "on" for name in _SAYS_READ_ONLY)
+def is_fit(connection: psycopg.Connection[Any]) -> bool:
+    """Is it open and idle, and may write? A session that only reads says so unasked, from PostgreSQL 14 on."""
+    if connection.closed or connection.info.transaction_status is not psycopg.pq.TransactionStatus.IDLE:
+        return False
+    return all(connection.info.parameter_status(name) != "on" for name in _SAYS_READ_ONLY)
 
 
 def takes_no_writes(error: psycopg.Error) -> bool:

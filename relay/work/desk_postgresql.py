@@ -11,7 +11,7 @@ from relay.queue.attempts import ForgettableOutcomes
 from relay.resources import begun
 from relay.resources.attempts import PostgresqlAttempts
 from relay.resources.postgresql import is_unread, leaves_commit_open, own_cursor, was_closed
-from relay.resources.postgresql_states import refuses_writes, session_only_reads, took_too_long
+from relay.resources.postgresql_states import is_fit, refuses_writes, took_too_long
 from relay.resources.prepared import CLOSED, UNREAD
 from relay.work.away import is_postgresqls, notes_time_is_over, time_is_over
 from relay.work.desk import (
@@ -157,9 +157,7 @@ class PostgresqlDesk:
     @property
     def usable(self) -> bool:
         """Whether it is open and idle, and may write: a session keeps what its role or a handler said, and may be with a standby."""
-        idle = psycopg.pq.TransactionStatus.IDLE
-        is_idle = not self._connection.closed and self._connection.info.transaction_status is idle
-        return is_idle and not session_only_reads(self._connection)
+        return is_fit(self._connection)
 
     def close(self) -> None:
         """Close the connection."""

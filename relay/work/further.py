@@ -17,7 +17,7 @@ import structlog
 from relay.message.errors import ConfigError, RelayError, Retriable, Stopped, Unreachable
 from relay.resources import begun
 from relay.resources.postgresql import reaching
-from relay.resources.postgresql_states import session_only_reads
+from relay.resources.postgresql_states import is_fit
 from relay.resources.prepared import EffectTransaction
 from relay.work.away import is_postgresqls, notes_time_is_over, time_is_over
 from relay.work.desk import TIME_OVER, TimeOver, check_call
@@ -69,11 +69,7 @@ class Connections:
 
     def give_back(self, connection: psycopg.Connection[Any]) -> None:
         """Take a connection back; one with an open transaction is closed, and one that only reads."""
-        usable = (
-            not connection.closed
-            and connection.info.transaction_status is psycopg.pq.TransactionStatus.IDLE
-            and not session_only_reads(connection)
-        )
+        usable = is_fit(connection)
         if not usable:
             connection.close()
         self._free.put(connection if usable else None)
